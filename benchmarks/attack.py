@@ -12,7 +12,6 @@ there is one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,8 +27,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/unit/chat")]
+import provenance
+
+sys.path[:0] = [str(provenance.ROOT / place) for place in ("tests", "tests/unit/chat")]
 
 import httpx  # noqa: E402
 from serve import BAD, Served  # noqa: E402
@@ -37,9 +37,7 @@ from test_teachers import CASES, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.chat.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.chat.client import ChatClient  # noqa: E402
-from benchmarks import provenance  # noqa: E402
 
-RESULTS = Path(__file__).parent / "results" / "reliability.json"
 LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
 # Descriptors of the server, and clients that say nothing or half of something to it, or read nothing.
@@ -210,9 +208,7 @@ def attacked(part: Callable[[Random, Path], Tries], rng: Random, seconds: float)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__, "reliability")
     parser.add_argument(
         "--minutes",
         type=float,
@@ -222,9 +218,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--only", choices=PARTS, nargs="+", default=list(PARTS), metavar="PART", help="default: all"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="the JSON file (default: %(default)s)"
     )
     args = parser.parse_args()
     share, parts = 60 * args.minutes / len(args.only), {}

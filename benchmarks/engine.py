@@ -65,7 +65,6 @@ from benchmarks import provenance  # noqa: E402
 NEW_TOKENS = 48
 SEED = 7
 BATCHES = (1, 8, 32, 64)
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def told(row: dict[str, Any]) -> str:
@@ -400,7 +399,7 @@ def of_a_real_model(args: argparse.Namespace) -> None:
         # bfloat16's log-probabilities against the model's forward in fp32, nats
         "numerics": check_numerics(engine, model, prompt(QUESTION)),
     }  # fmt: skip
-    provenance.write(args.out or RESULTS / "real_engine.json", result)
+    provenance.write(args.out or provenance.RESULTS / "real_engine.json", result)
 
 
 # -- a step search of a real model, over either engine ---------------------------------------------
@@ -445,7 +444,7 @@ def step_search(args: argparse.Namespace) -> None:
         f"{key}_per_cpu_second": found[key] / found["cpu_seconds"]
         for key in ("simulations", "tokens")
     }
-    out = args.out or RESULTS / "step_search_vllm.json"
+    out = args.out or provenance.RESULTS / "step_search_vllm.json"
     engines = json.loads(out.read_text())["engines"] if out.exists() else {}
     engines[backend] = found | rates
     result = {
@@ -463,13 +462,10 @@ def step_search(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__)
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
-    parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
     parser.add_argument(
         "--model", type=Path, help="a model's folder, with a chat template: measure it alone"
     )
@@ -518,7 +514,7 @@ def main() -> None:
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
     search = search_table(args.trees)
     result = {"torch": torch.__version__, "decode": decode, "search": search}
-    provenance.write(args.out or RESULTS / "engine.json", result)
+    provenance.write(args.out or provenance.RESULTS / "engine.json", result)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import combinations
@@ -44,37 +42,48 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import provenance
+from arms import (
+    EIGHT,
+    Arm,
+    Seed,
+    accuracy,
+    best,
+    by_rate,
+    curve_of,
+    flags,
+    less,
+    make_options,
+    read,
+    rounds_of,
+    side_by_side,
+    spent_by,
+)
 
-from arms import Arm, Seed, best, by_rate, less, metrics, options, read, updates  # noqa: E402
-from improvement import EIGHT, flags  # noqa: E402
-
-from alphazero_llm_trainer.api.trees import read_trees  # noqa: E402
-from alphazero_llm_trainer.config.load import load_config  # noqa: E402
-from alphazero_llm_trainer.engine.protocol import Judgement, ValueFunction, Verifier  # noqa: E402
-from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
-from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
-from alphazero_llm_trainer.files import write_json  # noqa: E402
-from alphazero_llm_trainer.learning.methods.alphazero import in_order, outcomes, valued  # noqa: E402
-from alphazero_llm_trainer.live import Progress  # noqa: E402
-from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value  # noqa: E402
-from alphazero_llm_trainer.policy.folders import carried_value  # noqa: E402
-from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
-from alphazero_llm_trainer.policy.verifiers import Product  # noqa: E402
-from alphazero_llm_trainer.problems import numbers, pancake  # noqa: E402
-from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
-from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
-from alphazero_llm_trainer.types import Problem, Step, ids_of  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.api.trees import read_trees
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import Judgement, ValueFunction, Verifier
+from alphazero_llm_trainer.eval.attempt import MethodContext
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
+from alphazero_llm_trainer.files import write_json
+from alphazero_llm_trainer.learning.methods.alphazero import in_order, outcomes, valued
+from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value
+from alphazero_llm_trainer.policy.folders import carried_value
+from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.verifiers import Product
+from alphazero_llm_trainer.problems import numbers, pancake
+from alphazero_llm_trainer.problems.load import opening, tasks_of
+from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.types import Problem, Step, ids_of
 
 AZ, RFT, STEP = "alphazero", "adaptive RFT", "step rejection"
-UNGUIDED = f"train.method={ROOT / 'benchmarks' / 'unguided.py'}:UNGUIDED"
+UNGUIDED = f"train.method={Path(__file__).with_name('unguided.py').resolve()}:UNGUIDED"
 CONSTANT = f"{UNGUIDED} search.select=best-first"
 SAME = "rewards.step_penalty=0 search.simulations=1000"
 SAME += " search.budget_tokens=720"  # as alphazero's recipe
-# A method, the rate in the middle of those that are tried, and a question's tokens by a run that read
-# no test problem: they set the tuning runs' questions alone.
+# `size`: a question's tokens by a run that read no test problem; they set the tuning runs' questions
+# alone.
 ARMS = {
     AZ: Arm("alphazero", "", 5e-4, 410),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
@@ -88,7 +97,7 @@ ARMS = {
     "RFT of eight": Arm("rft", "", 5e-4, 1240),
     "GRPO": Arm(
         "grpo",
-        f"{EIGHT.replace('rows_per_round=128', 'rows_per_round=640')} train.negative_weight=1",
+        f"{EIGHT} train.rows_per_round=640 train.negative_weight=1",
         2.5e-4,
         1240,
     ),
@@ -131,23 +140,11 @@ TEMPERATURES = (1.0, 0.7, 1.4)
 
 def trained(seed: Seed, name: str, rate: float, questions: int) -> Path:
     """The folder of one arm's run at one learning rate, of so many questions a round."""
-    arm, args, label = ARMS[name], seed.args, f"{name} {rate:g} {questions}"
-    run = seed.folder(label) / "run-001"
-    words = ["train", "--out", str(run.parent)]
-    begun = (run / "run.json").is_file()
-    if begun:
-        words += ["--resume", str(run)]
-    else:
-        words += ["--config", arm.method, "--model", str(args.model), "--source", args.source]
-        words += ["-n", str(args.rounds * questions), "--eval-size", "0"]
-        settings = [*arm.settings.split(), f"train.validation_size={args.validation}"]
-        settings += [f"train.optimizer.learning_rate={rate:g}", "train.keep_best=false"]
-        settings += [f"train.questions_per_round={questions}", f"train.save_every={questions}"]
-        if arm.method != "grpo":
-            settings += [f"train.updates_per_round={args.updates}", "train.optimizer.epochs=1000"]
-        words += flags(*settings)
-    seed.stage(label, words, run / "report.html", configured=not begun)
-    return run
+    arm, args = ARMS[name], seed.args
+    words = ["--config", arm.method, "--source", args.source, "-n", str(args.rounds * questions)]
+    settings = arm.at(rate, args.validation, questions, 1, args.updates)
+    words += flags(*settings, "train.keep_best=false")
+    return seed.train(f"{name} {rate:g} {questions}", args.model, *words)
 
 
 def final(seed: Seed, name: str, chosen: dict[str, Any]) -> Path:
@@ -161,14 +158,9 @@ def spent(line: dict[str, Any]) -> int:
     return total
 
 
-def rounds_of(run: Path) -> list[dict[str, Any]]:
-    return [line for line in metrics(run) if "cost" in line]
-
-
 def by_round(run: Path) -> list[float]:
     """Greedy accuracy on validation problems after each round."""
-    lines = metrics(run)
-    return [line["validation_accuracy"] for line in lines if "validation_accuracy" in line]
+    return [reached for _, reached in curve_of(run)]
 
 
 def questions_of(args: argparse.Namespace, run: Path) -> int:
@@ -452,7 +444,7 @@ def told(cells: Sequence[Cell]) -> dict[str, Any]:
     """A way's accuracy and tokens over seeds, and each problem's."""
     right, same = [cell.right for cell in cells], cells[0].groups
     return {
-        "accuracy": less(right, [[0.0] * len(same)], same),
+        "accuracy": accuracy(right, same),
         "by_seed": [fmean(one) for one in right],
         "sampled_tokens": fmean(cell.sampled_tokens / len(same) for cell in cells),
         "scored_tokens": fmean(cell.scored_tokens / len(same) for cell in cells),
@@ -520,10 +512,8 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
         run = final(seed, name, chosen[name])
         return run, measured(seed, name, run, chosen[name]["temperatures"])
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        made = dict(
-            zip(((name, seed.seed) for seed, name in jobs), pool.map(one, jobs), strict=True)
-        )
+    keys = [(name, seed.seed) for seed, name in jobs]
+    made = dict(zip(keys, side_by_side(args.jobs, one, jobs), strict=True))
     arms, answering, cells = [], list[dict[str, Any]](), {}
     for name, choice in chosen.items():
         runs, cells[name] = zip(*(made[name, seed.seed] for seed in seeds), strict=True)
@@ -602,7 +592,8 @@ def speed(seed: Seed) -> dict[str, Any]:
         row: dict[str, Any] = {"recipe": name, "questions": args.num, "rounds": len(lines)}
         row |= {key: sum(line[f"{key}_seconds"] for line in lines) for key in ("search", "update")}
         row |= {"seconds": read(run / "run.json")["seconds"]["total"]}
-        rows.append(row | {"tokens": sum(map(spent, lines)), "updates": updates(run)})
+        made = spent_by(run / "student")["updates"]
+        rows.append(row | {"tokens": sum(map(spent, lines)), "updates": made})
         print(rows[-1], flush=True)
     return {"rows": rows}
 
@@ -614,12 +605,10 @@ def choices(seed: Seed) -> dict[str, Any]:
     args = seed.args
 
     def of(name: str) -> dict[str, Any]:
-        middle = ARMS[name].rate
-        assert middle is not None
         runs = dict[float, tuple[int, int, Path]]()  # tokens, questions a round
 
         def reached(rate: float) -> float:
-            count, tried = round(args.tokens / args.rounds / ARMS[name].responses), []
+            count, tried = round(args.tokens / args.rounds / ARMS[name].size), []
             for _ in range(PACED):
                 run = trained(seed, name, rate, count)
                 tried.append((sum(map(spent, rounds_of(run))), count, run))
@@ -630,20 +619,17 @@ def choices(seed: Seed) -> dict[str, Any]:
             runs[rate] = min(tried, key=lambda one: abs(one[0] - args.tokens))
             return by_round(runs[rate][2])[-1]
 
-        rates = by_rate(reached, [factor * middle for factor in args.factors])
+        rates = seed.tune(ARMS[name], reached)
         _, questions, run = runs[best(rates)]
         tried = [{"rate": rate, "tokens": runs[rate][0], "right": rates[rate]} for rate in rates]
         found = {"rate": best(rates), "tried": tried, "questions": questions}
         return found | {"temperatures": warmths(seed, name, run)}
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        return dict(zip(args.arms, pool.map(of, args.arms), strict=True))
+    return dict(zip(args.arms, side_by_side(args.jobs, of, args.arms), strict=True))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_options(__doc__, "generations", first=20_000, num=300)
     parser.add_argument(
         "stage",
         nargs="?",
@@ -652,7 +638,6 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)
-    options(parser, "generations", first=20_000, num=300)
     parser.add_argument("--model", type=Path, required=True, help="the student that all go on from")
     parser.add_argument("--source", choices=tuple(GAMES), default="pancake")
     parser.add_argument("--split", default="test", help="of the problems that are answered")
@@ -682,8 +667,7 @@ def main() -> None:
     print(json.dumps(chosen), flush=True)
     if args.train_only:
         jobs = [(seed, name) for seed in seeds for name in args.arms]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda job: final(*job, chosen[job[1]]), jobs))
+        side_by_side(args.jobs, lambda job: final(*job, chosen[job[1]]), jobs)
         return
     facts = {name: getattr(args, name) for name in told_of}
     provenance.write(args.out, facts | {"budget": BUDGET} | table(seeds, chosen))

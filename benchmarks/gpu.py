@@ -19,7 +19,6 @@ no figure means anything.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
 import subprocess
@@ -265,10 +264,8 @@ def grpo(folder: Path, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser = provenance.make_parser(__doc__)
+    parser.set_defaults(out=Path("gpu.json"))
     args = parser.parse_args()
     figures: dict[str, Any] = {}
     with TemporaryDirectory() as place:

@@ -9,7 +9,6 @@ after a first that captures the graphs; then 32 rows of 64 whose kernels are lau
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from pathlib import Path
@@ -80,10 +79,8 @@ def agreement(found: list[Generated], right: list[Generated]) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("gpu_engine.json"))
+    parser = provenance.make_parser(__doc__)
+    parser.set_defaults(out=Path("gpu_engine.json"))
     args = parser.parse_args()
     device = torch.cuda.get_device_name() if CUDA else "cpu"
     figures: dict[str, Any] = {"device": device, "torch": torch.__version__, "rows": {}}

@@ -32,65 +32,56 @@ chain`.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from arms import (  # noqa: E402
+import provenance
+from arms import (
+    EIGHT,
     Arm,
+    Greedy,
     Seed,
+    accuracy,
     best,
     by_rate,
+    curve_of,
+    digits,
+    flags,
     less,
-    metrics,
-    options,
+    make_options,
+    on_validation,
+    rate_and_size,
     read,
-    sampled,
-    updates,
-    validation,
+    side_by_side,
+    spent_by,
 )
 
-from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
-from alphazero_llm_trainer.config.load import load_config  # noqa: E402
-from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
-from alphazero_llm_trainer.learning.rows import RESPONSES  # noqa: E402
-from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
-from alphazero_llm_trainer.types import Task  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.api.trees import SavedTree, read_trees
+from alphazero_llm_trainer.eval.metrics import repeats
+from alphazero_llm_trainer.learning.rows import RESPONSES
+from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.problems.load import tasks_of
+from alphazero_llm_trainer.types import Task
 
-STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
 TREE, STEP, CHAIN, REPLAY = "tree", "step rejection", "one chain", "replay"
 ROUNDS = 50  # of every arm
 OF_ROUND = 96  # questions of an arm whose questions take the reference's tokens
 A_ROUND = 14  # updates
 SAVED = 5  # rounds between two measurements on validation problems
 SHARE = 0.2  # of demonstrations in an update
-# GRPO by correctness: eight samples a question, and one pass over all of them in a round.
-EIGHT = (
-    "train.reward=hre train.kl_coefficient=0 teachers.tier=none train.groups=chain search.samples=8"
-    " train.requeue_limit=0 train.rows_per_round=128 train.optimizer.epochs=1"
-)
-# A method, the rate in the middle of those that are tried, and the sampled tokens of a question
-# against the tree's, as a run with seed 6 took them, which read no test problem.
+ROWS = f"{EIGHT} train.rows_per_round=128"
+# `size`: the sampled tokens of a question against the tree's, as a run with seed 6 took them, which
+# read no test problem.
 ARMS = {
     TREE: Arm("", "", 2e-3, 1.1),  # of a trained student at 2e-3; the default asks 96 a round
     STEP: Arm("", "search.enough_finished=1", 2e-3, 0.915),
     CHAIN: Arm("", "search.simulations=1 train.requeue_limit=0", 1e-3, 0.675),
-    "GRPO samples, negative_weight 1": Arm(
-        "grpo", f"{EIGHT} train.negative_weight=1", 2.5e-4, 5.77
-    ),
-    "GRPO samples": Arm("grpo", EIGHT, 2.5e-4, 5.77),
+    "GRPO samples, negative_weight 1": Arm("grpo", f"{ROWS} train.negative_weight=1", 2.5e-4, 5.77),
+    "GRPO samples": Arm("grpo", ROWS, 2.5e-4, 5.77),
     "restarts": Arm("", "search.select=restart", 2e-3, 1.75),
     "one repair": Arm("", "search.simulations=1 train.requeue_limit=1", 2e-3, 0.745),
     "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 1e-3, 0.72),
@@ -101,52 +92,28 @@ ARMS = {
 }
 
 
-def flags(*settings: str) -> list[str]:
-    words = []
-    for setting in settings:
-        words += ["--set", setting]
-    return words
-
-
 def trained(seed: Seed, name: str, rate: float) -> Path:
     """The folder of one arm's student, at one learning rate."""
-    label = f"{name} {rate:g}"
-    shared = [
-        f"train.optimizer.learning_rate={rate:g}",
-        f"train.validation_size={seed.args.validation}",
-    ]
+    label, arm = f"{name} {rate:g}", ARMS[name]
     if name == REPLAY:
-        steps, every = ROUNDS * A_ROUND, SAVED * A_ROUND
-        shared += [
-            f"train.sft_steps={steps}",
-            f"train.evaluate_every={every}",
-            "train.optimizer.weight_decay=0",
-        ]
-        return seed.sft(label, "--model", str(STUDENT), *flags(*shared))
-    arm = ARMS[name]
-    of_round = round(OF_ROUND / arm.responses)
-    settings = [*arm.settings.split(), *shared, f"train.questions_per_round={of_round}"]
-    settings.append(f"train.save_every={SAVED * of_round}")
-    if arm.method != "grpo":  # which makes 8 updates of a round's rows
-        settings += [f"train.updates_per_round={A_ROUND}", "train.optimizer.epochs=1000"]
-    run = seed.folder(label) / "run-001"
-    words = ["train", "--out", str(run.parent)]
-    begun = (run / "run.json").is_file()
-    if begun:
-        words += ["--resume", str(run)]
-    else:
-        words += ["--config", arm.method] if arm.method else []
-        words += [
-            "--model",
-            str(STUDENT),
-            "-n",
-            str(ROUNDS * of_round),
-            "--eval-size",
-            "0",
-            *flags(*settings),
-        ]
-    seed.stage(label, words, run / "report.html", configured=not begun)
-    return run / "student"
+        return replayed(
+            seed,
+            label,
+            *rate_and_size(rate, seed.args.validation),
+            f"train.evaluate_every={SAVED * A_ROUND}",
+        )
+    questions = round(OF_ROUND / arm.size)
+    words = ["--config", arm.method] if arm.method else []
+    words += ["-n", str(ROUNDS * questions)]
+    words += flags(*arm.at(rate, seed.args.validation, questions, SAVED, A_ROUND))
+    return seed.train(label, PACKAGED, *words) / "student"
+
+
+def replayed(seed: Seed, label: str, *settings: str) -> Path:
+    """A student of as many supervised updates as an arm's, without weight decay."""
+    steps = f"train.sft_steps={ROUNDS * A_ROUND}"
+    plain = "train.optimizer.weight_decay=0"
+    return seed.sft(label, "--model", str(PACKAGED), *flags(steps, plain, *settings))
 
 
 def curve(student: Path) -> list[tuple[float, float]]:
@@ -156,36 +123,13 @@ def curve(student: Path) -> list[tuple[float, float]]:
     if student.name != "student":  # replay: tokens stand for its share of the updates
         card = read(student / "manifest.json")
         return [(line["step"] / card["steps"], line["accuracy"]) for line in card["evaluations"]]
-    tokens, points = 0, []
-    for line in metrics(student.parent):
-        tokens += line["cost"]["sampled_tokens"] if "cost" in line else 0
-        if "validation_accuracy" in line:
-            points.append((float(tokens), line["validation_accuracy"]))
-    return points
+    return [(float(tokens), reached) for tokens, reached in curve_of(student.parent)]
 
 
-def on_validation(student: Path) -> float:
-    if student.name == "student":
-        return validation(student.parent)
-    accuracy: float = read(student / "manifest.json")["validation_accuracy"]
-    return accuracy
-
-
-class Greedy:
-    """Right or wrong by problem of students' greedy answers, each kept in `work`/greedy.json by
-    name.
-    """
-
-    def __init__(self, work: Path, settings: Sequence[str]) -> None:
-        self.path, self.config = work / "greedy.json", load_config(None, overrides=settings)
-        self.kept: dict[str, list[bool]] = read(self.path) if self.path.exists() else {}
-
-    def __call__(self, name: str, student: Path, tasks: Sequence[Task]) -> list[bool]:
-        if name not in self.kept:
-            loaded = load_student(self.config, path=student, opening=opening(self.config))
-            self.kept[name] = answer(loaded, tasks, max_tokens=self.config.search.max_tokens).first
-            self.path.write_text(json.dumps(self.kept), encoding="utf-8")
-        return self.kept[name]
+def solved_by_start(greedy: Greedy, tasks: Sequence[Task]) -> dict[str, bool]:
+    """Whether the start answers each train question greedily, by the question's id."""
+    right = greedy(f"{len(tasks)} train questions", PACKAGED, tasks)
+    return {task.problem.id: one == 1 for task, one in zip(tasks, right, strict=True)}
 
 
 def trees_of(student: Path) -> list[SavedTree]:
@@ -216,18 +160,12 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
     As many rows and updates each, and demonstrations beside them as in every arm.
     """
     sampled_by_start, config = seed.folder("trees"), seed.loaded()
-    words = ["sample", "--model", str(STUDENT), "-n", str(spent), "--out", str(sampled_by_start)]
+    words = ["sample", "--model", str(PACKAGED), "-n", str(spent), "--out", str(sampled_by_start)]
     words += ["--start", str(config.train.demonstrations)]
     words += flags("search.simulations=4", "train.groups=verified", "search.enough_correct=1")
     seed.stage("trees", words, sampled_by_start / "manifest.json")
     tasks = tasks_of(config, "train", spent, config.train.demonstrations)
-    solved = dict(
-        zip(
-            (t.problem.id for t in tasks),
-            greedy(f"{len(tasks)} train questions", STUDENT, tasks),
-            strict=True,
-        )
-    )
+    solved = solved_by_start(greedy, tasks)
     right: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for tree in read_trees(sampled_by_start):
         best = next((path for path in tree.paths if path.right and "####" in path.text), None)
@@ -254,15 +192,9 @@ def explained(seed: Seed, greedy: Greedy, spent: int) -> dict[str, Path]:
             for (question, solution), split in lines:
                 row = {"question": question, "answer": solution.rsplit("####", 1)[1].strip()}
                 file.write(json.dumps(row | {"solution": solution, "split": split}) + "\n")
-        settings = [f"train.sft_steps={A_ROUND * ROUNDS}", "train.optimizer.learning_rate=5e-4"]
-        settings += [
-            f"train.demonstrations={count + len(shown)}",
-            f"train.validation_size={seed.args.validation}",
-        ]
-        settings.append("train.optimizer.weight_decay=0")
-        students[name] = seed.sft(
-            name, "--model", str(STUDENT), "--source", str(path), *flags(*settings)
-        )
+        settings = rate_and_size(5e-4, seed.args.validation)
+        settings += [f"train.demonstrations={count + len(shown)}", f"problems.source={path}"]
+        students[name] = replayed(seed, name, *settings)
     return students
 
 
@@ -270,28 +202,14 @@ def rates(seed: Seed) -> dict[str, dict[float, float]]:
     """The accuracy on validation problems of each learning rate that was tried, by arm."""
 
     def tried(name: str) -> dict[float, float]:
-        middle = ARMS[name].rate
-        assert middle is not None
-        return by_rate(
-            lambda rate: on_validation(trained(seed, name, rate)),
-            [seed.args.rate or factor * middle for factor in seed.args.factors],
-        )
+        def reached(rate: float) -> float:
+            return on_validation(trained(seed, name, rate))
 
-    with ThreadPoolExecutor(seed.args.jobs) as pool:
-        names = seed.args.arms
-        return dict(zip(names, pool.map(tried, names), strict=True))
+        known = seed.args.rate
+        return seed.tune(ARMS[name], reached) if known is None else by_rate(reached, [known])
 
-
-def spent_by(student: Path) -> dict[str, int]:
-    """Sampled tokens, questions and updates of an arm's run."""
-    if student.name != "student":
-        return {"tokens": 0, "questions": 0, "updates": read(student / "manifest.json")["steps"]}
-    run = student.parent
-    return {
-        "tokens": sampled(run),
-        "questions": read(run / "run.json")["questions"],
-        "updates": updates(run),
-    }
+    names = seed.args.arms
+    return dict(zip(names, side_by_side(seed.args.jobs, tried, names), strict=True))
 
 
 def figure_curve(students: Sequence[Path], tokens: float) -> list[dict[str, Any]]:
@@ -321,23 +239,14 @@ def table(
         name: [[float(right) for right in of_seed] for of_seed in row["outcomes"]]
         for name, row in known.items()
     }
-    start = [list(map(float, greedy("start", STUDENT, test)))]
+    start = [greedy("start", PACKAGED, test)]
     for name in args.arms:
         rate = best(tried[name])
         students[name] = [trained(seed, name, rate) for seed in seeds]
-        outcomes[name] = [
-            list(map(float, greedy(f"{name} {rate:g} {seed.seed}", student, test)))
-            for seed, student in zip(seeds, students[name], strict=True)
-        ]
+        outcomes[name] = greedy.of_seeds(f"{name} {rate:g}", seeds, students[name], test)
     most = max(spent_by(students[name][0])["questions"] for name in args.arms)
     tasks = tasks_of(config, "train", most, config.train.demonstrations)
-    solved = dict(
-        zip(
-            (t.problem.id for t in tasks),
-            greedy(f"{len(tasks)} train questions", STUDENT, tasks),
-            strict=True,
-        )
-    )
+    solved = solved_by_start(greedy, tasks)
     runs = [one.parent for of_arm in students.values() for one in of_arm if one.name == "student"]
     before = read(runs[0] / "run.json")["validation_before"] if runs else None
     trees = students.get(TREE, [])
@@ -348,7 +257,7 @@ def table(
         right = outcomes[name]
         row: dict[str, Any] = {"arm": name, "rate": best(tried[name]), "validation": tried[name]}
         row |= {key: round(fmean(cost[key] for cost in costs)) for key in costs[0]}
-        row["greedy"] = less(right, [[0.0] * args.num], same)
+        row["greedy"] = accuracy(right, same)
         row["greedy_by_seed"] = [fmean(one) for one in right]
         row["gain"] = less(right, start, same)
         if name != TREE:
@@ -359,14 +268,14 @@ def table(
             None if name == REPLAY else fmean(of_failed(rows, solved) for rows in of_seeds)
         )
         row["curve"] = figure_curve(students[name], tokens)
-        row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in right]
+        row["outcomes"] = digits(right)
         summary.append(row)
         print(f"{name:26} {row['greedy'][0]:.3f} {row.get('tree_less_it', '')}", flush=True)
     summary.sort(key=lambda row: list(ARMS).index(row["arm"]))
     compared = {row["arm"]: row.get("tree_less_it") for row in summary}
     return {
         "distinct": len(set(same)),
-        "start": {"greedy": less(start, [[0.0] * args.num], same), "validation": before},
+        "start": {"greedy": accuracy(start, same), "validation": before},
         "summary": summary,
         **{
             test: {"against": arm, "difference": compared[arm]}
@@ -383,35 +292,21 @@ def explanation(seeds: Sequence[Seed], replay: float, greedy: Greedy) -> dict[st
     args = seeds[0].args
     test = tasks_of(seeds[0].loaded(), "test", args.num, args.first)
     same, rows = repeats(test), {}
-    start = [list(map(float, greedy("start", STUDENT, test)))]
-    replayed = [
-        list(
-            map(
-                float,
-                greedy(f"{REPLAY} {replay:g} {seed.seed}", trained(seed, REPLAY, replay), test),
-            )
-        )
-        for seed in seeds
-    ]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        parts = list(pool.map(lambda seed: explained(seed, greedy, args.explained), seeds))
+    start = [greedy("start", PACKAGED, test)]
+    students = [trained(seed, REPLAY, replay) for seed in seeds]
+    control = greedy.of_seeds(f"{REPLAY} {replay:g}", seeds, students, test)
+    parts = side_by_side(args.jobs, lambda seed: explained(seed, greedy, args.explained), seeds)
     for name in parts[0]:
         taught_rows = read(parts[0][name] / "manifest.json")["rows"]
-        right = [
-            list(map(float, greedy(f"{name} {seed.seed}", part[name], test)))
-            for seed, part in zip(seeds, parts, strict=True)
-        ]
-        rows[name] = {"rows": taught_rows, "greedy": less(right, [[0.0] * args.num], same)}
+        right = greedy.of_seeds(name, seeds, [part[name] for part in parts], test)
+        rows[name] = {"rows": taught_rows, "greedy": accuracy(right, same)}
         rows[name]["gain"] = less(right, start, same)
-        rows[name]["over_replay"] = less(right, replayed, same)
+        rows[name]["over_replay"] = less(right, control, same)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options(parser, "improvement", first=48_000, num=2000)
+    parser = make_options(__doc__, "improvement", first=48_000, num=2000)
     parser.set_defaults(seeds=[7, 8, 9, 10, 11])
     parser.add_argument("--validation", type=int, default=1000, help="validation problems")
     parser.add_argument(
@@ -432,13 +327,11 @@ def main() -> None:
     seeds = [Seed(seed, args) for seed in args.seeds]
     tried = rates(seeds[0])
     print(tried, flush=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(
-            pool.map(
-                lambda job: trained(job[0], job[1], best(tried[job[1]])),
-                [(s, n) for s in seeds for n in args.arms],
-            )
-        )
+    side_by_side(
+        args.jobs,
+        lambda job: trained(*job, best(tried[job[1]])),
+        [(seed, name) for seed in seeds for name in args.arms],
+    )
     if args.train_only:
         return
     config = seeds[0].loaded()

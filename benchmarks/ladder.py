@@ -16,94 +16,66 @@ rejection.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from arms import (  # noqa: E402
+import provenance
+from arms import (
+    Arm,
+    Greedy,
     Seed,
+    accuracy,
     best,
-    by_rate,
+    digits,
+    flags,
     less,
-    metrics,
-    options,
+    make_options,
+    on_validation,
+    rate_and_size,
     read,
-    sampled,
-    updates,
-    validation,
+    side_by_side,
+    spent_by,
 )
-from improvement import SAVED, STUDENT, Greedy, flags  # noqa: E402
 
-from alphazero_llm_trainer.eval.metrics import repeats  # noqa: E402
-from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import repeats
+from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.problems.load import tasks_of
 
 SOLUTIONS, STEPS, BUDGET = 750, 350, 240  # SFT's solutions and updates; tokens of an answer
 SFT, PPO, GRPO, PRM, TREES, MCTS = "SFT", "PPO", "GRPO", "GRPO, PRM", "trees", "MCTS"
 JUDGES, CHOOSING = ("calculator", "prm", "calculator+prm"), 200  # validation problems choose one
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """What `train` is told, the learning rate that is tuned, and the questions of a round: some 50
-    rounds sample an arm's tokens.
-    """
-
-    method: str
-    settings: str
-    rate: float
-    questions: int = 0
-
-
 OUTCOME = "train.reward=hre train.kl_coefficient=0"
+SAVED = 5  # rounds between two measurements on validation problems
+# `size`: the questions of a round; some 50 rounds sample an arm's tokens.
 ARMS = {
-    SFT: Rung("", "", 5e-4),
-    PPO: Rung("ppo", f"{OUTCOME} train.rows_per_round=80", 2.5e-4, 16),
-    GRPO: Rung("grpo", f"{OUTCOME} teachers.tier=none", 2.5e-4, 14),
-    PRM: Rung("grpo", f"{OUTCOME} train.credit=process teachers.tier=none", 2.5e-4, 14),
-    "greedy-right": Rung("rft", "search.samples=1 search.temperature=0", 1e-3, 130),
-    "step rejection": Rung("", "search.enough_finished=1", 1e-3, 105),
-    TREES: Rung("", "", 1e-3, 96),
+    SFT: Arm("", "", 5e-4),
+    PPO: Arm("ppo", f"{OUTCOME} train.rows_per_round=80", 2.5e-4, 16),
+    GRPO: Arm("grpo", f"{OUTCOME} teachers.tier=none", 2.5e-4, 14),
+    PRM: Arm("grpo", f"{OUTCOME} train.credit=process teachers.tier=none", 2.5e-4, 14),
+    "greedy-right": Arm("rft", "search.samples=1 search.temperature=0", 1e-3, 130),
+    "step rejection": Arm("", "search.enough_finished=1", 1e-3, 105),
+    TREES: Arm("", "", 1e-3, 96),
 }
 
 
 def trained(seed: Seed, name: str, rates: dict[str, float]) -> Path:
     """The folder of an arm's student."""
-    rate, args = rates[name], seed.args
-    label = f"{name} {rate:g}"
-    shared = [
-        f"train.optimizer.learning_rate={rate:g}",
-        f"train.validation_size={args.validation}",
-        f"train.demonstrations={SOLUTIONS}",
-    ]
+    rate, args, arm = rates[name], seed.args, ARMS[name]
+    label, shown = f"{name} {rate:g}", f"train.demonstrations={SOLUTIONS}"
     if name == SFT:
-        shared += [f"train.sft_steps={STEPS}", f"train.evaluate_every={STEPS}"]
-        shared.append("train.optimizer.weight_decay=0")
-        return seed.sft(label, "--model", str(STUDENT), *flags(*shared))
-    arm = ARMS[name]
-    start = trained(seed, SFT, rates)
-    shared += [*arm.settings.split(), f"train.questions_per_round={arm.questions}"]
-    shared.append(f"train.save_every={SAVED * arm.questions}")
+        settings = [*rate_and_size(rate, args.validation), shown, "train.optimizer.weight_decay=0"]
+        settings += [f"train.sft_steps={STEPS}", f"train.evaluate_every={STEPS}"]
+        return seed.sft(label, "--model", str(PACKAGED), *flags(*settings))
+    settings = [shown, *arm.at(rate, args.validation, int(arm.size), SAVED)]
     if name == PRM:
-        shared.append(f"train.prm={prm(seed, rates)}")
-    run = seed.folder(label) / "run-001"
-    words = ["train", "--out", str(run.parent), "--model", str(start), "--eval-size", "0"]
-    words += [*([f"--use-{arm.method}"] if arm.method else []), "--tokens", str(args.tokens)]
-    begun = (run / "run.json").is_file()
-    if begun:
-        words = ["train", "--out", str(run.parent), "--resume", str(run)]
-    else:
-        words += flags(*shared)
-    seed.stage(label, words, run / "report.html", configured=not begun)
-    return run / "student"
+        settings.append(f"train.prm={prm(seed, rates)}")
+    words = [f"--use-{arm.method}"] * bool(arm.method)
+    words += ["--tokens", str(args.tokens), *flags(*settings)]
+    return seed.train(label, trained(seed, SFT, rates), *words) / "student"
 
 
 def prm(seed: Seed, rates: dict[str, float]) -> Path:
@@ -137,22 +109,9 @@ def tuned(seed: Seed, name: str, rates: dict[str, float]) -> dict[float, float]:
     """What each of an arm's rates reached on validation problems."""
 
     def reached(rate: float) -> float:
-        student = trained(seed, name, rates | {name: rate})
-        if name == SFT:
-            accuracy: float = read(student / "manifest.json")["validation_accuracy"]
-            return accuracy
-        return validation(student.parent)
+        return on_validation(trained(seed, name, rates | {name: rate}))
 
-    return by_rate(reached, [ARMS[name].rate * factor for factor in seed.args.factors])
-
-
-def spent(student: Path) -> dict[str, int]:
-    """Sampled tokens, questions and updates of an arm's training."""
-    if student.name != "student":
-        return {"tokens": 0, "questions": 0, "updates": read(student / "manifest.json")["steps"]}
-    run = student.parent
-    questions = sum(line.get("questions", 0) for line in metrics(run))
-    return {"tokens": sampled(run), "questions": questions, "updates": updates(run)}
+    return seed.tune(ARMS[name], reached)
 
 
 def before(name: str) -> str:
@@ -166,21 +125,18 @@ def table(seeds: Sequence[Seed], rates: dict[str, float], greedy: Greedy) -> dic
     """Each rung over problems and seeds, and its gain over the one that it goes on from."""
     args = seeds[0].args
     test = tasks_of(seeds[0].loaded(), "test", args.num, args.first)
+    facts: dict[str, dict[str, Any]] = {"base": {}}
     same = repeats(test)
-    right = {"base": [list(map(float, greedy("base", STUDENT, test)))]}
+    right = {"base": [greedy("base", PACKAGED, test)]}
     for name in ARMS:
         students = [trained(seed, name, rates) for seed in seeds]
-        keys = [f"{name} {rates[name]:g} {seed.seed}" for seed in seeds]
-        answers = [greedy(key, one, test) for key, one in zip(keys, students, strict=True)]
-        right[name] = [list(map(float, row)) for row in answers]
-    facts: dict[str, dict[str, Any]] = {name: {} for name in right}
-    for name in ARMS:
-        costs = [spent(trained(seed, name, rates)) for seed in seeds]
+        right[name] = greedy.of_seeds(f"{name} {rates[name]:g}", seeds, students, test)
+        costs = [spent_by(student) for student in students]
         facts[name] = {key: round(fmean(cost[key] for cost in costs)) for key in costs[0]}
         facts[name]["rate"] = rates[name]
     by_judge = {one: answered(seeds[0], SFT, rates, one, "validation") for one in JUDGES}
-    accuracy = {one: row["accuracy"][0] for one, row in by_judge.items()}
-    judge = max(JUDGES, key=lambda one: accuracy[one])
+    reached = {one: row["accuracy"][0] for one, row in by_judge.items()}
+    judge = max(JUDGES, key=lambda one: reached[one])
     for name in (SFT, PRM):
         rows = [answered(seed, name, rates, judge) for seed in seeds]
         rung = f"{name}, {MCTS}"
@@ -191,27 +147,24 @@ def table(seeds: Sequence[Seed], rates: dict[str, float], greedy: Greedy) -> dic
         facts[rung] = means
     found = []
     for name, outcomes in right.items():
-        row = {"rung": name, **facts[name], "accuracy": less(outcomes, [[0.0] * args.num], same)}
+        row = {"rung": name, **facts[name], "accuracy": accuracy(outcomes, same)}
         row["by_seed"] = [fmean(one) for one in outcomes]
         if name != "base":
             row |= {"over": before(name), "gain": less(outcomes, right[before(name)], same)}
         if name not in ("base", TREES) and not name.endswith(MCTS):
             row["trees_less_it"] = less(right[TREES], outcomes, same)
-        row["outcomes"] = ["".join(str(int(one)) for one in of_seed) for of_seed in outcomes]
+        row["outcomes"] = digits(outcomes)
         found.append(row)
         print(f"{name:16} {row['accuracy'][0]:.3f} {row.get('gain', '')}", flush=True)
     cards = [read(prm(seed, rates) / "critic.json") for seed in seeds]
     told = {"pair_accuracy": [card["test"]["pair accuracy"] for card in cards]}
     told["sampled_tokens"] = [card["sampled_tokens"] for card in cards]
-    judges = {"judge": judge, "judges_on_validation": accuracy}
+    judges = {"judge": judge, "judges_on_validation": reached}
     return {"distinct": len(set(same)), "rungs": found, "prm": told, **judges}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options(parser, "ladder", first=54_000, num=1000)
+    parser = make_options(__doc__, "ladder", first=54_000, num=1000)
     parser.add_argument("--validation", type=int, default=500, help="validation problems")
     parser.add_argument("--tokens", type=int, default=150_000, help="that an arm samples")
     parser.add_argument("--questions", type=int, default=500, help="of the PRM's trees")
@@ -224,8 +177,7 @@ def main() -> None:
         tried[name] = tuned(seeds[0], name, rates)
         rates[name] = best(tried[name])
         print(name, rates[name], flush=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda seed: [trained(seed, name, rates) for name in ARMS], seeds))
+    side_by_side(args.jobs, lambda seed: [trained(seed, name, rates) for name in ARMS], seeds)
     if args.train_only:
         return
     facts = {"seeds": args.seeds, "first": args.first, "problems": args.num, "budget": BUDGET}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 CODE = ("alphazero_llm_trainer", "benchmarks", "config", "pyproject.toml", ":!benchmarks/results")
 
 
@@ -46,6 +47,18 @@ def code() -> dict[str, Any]:
 
 # When the benchmark was imported, as its code was.
 BEGAN = {**code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+
+
+def make_parser(doc: str, name: str | None = None) -> argparse.ArgumentParser:
+    """The parser of a benchmark's options: `--out` is `RESULTS`/NAME.json, None where no name is
+    given.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out = None if name is None else RESULTS / f"{name}.json"
+    parser.add_argument("--out", type=Path, default=out, help="default: in benchmarks/results")
+    return parser
 
 
 def portable(word: str) -> str:

@@ -12,23 +12,17 @@ it has come.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import provenance
+from arms import Seed, add_work, flags, read, side_by_side
 
-from arms import Seed, read  # noqa: E402
-
-from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson  # noqa: E402
-from alphazero_llm_trainer.eval.names import UNJUDGED  # noqa: E402
-from alphazero_llm_trainer.eval.results import triple  # noqa: E402
-from alphazero_llm_trainer.policy.verifiers import RANKING  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson
+from alphazero_llm_trainer.eval.names import UNJUDGED
+from alphazero_llm_trainer.eval.results import triple
+from alphazero_llm_trainer.policy.verifiers import RANKING
 
 TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation row
 LONGEST = 400  # tokens of an answer
@@ -58,11 +52,6 @@ def one_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("seed", "split", "shots", "method", "budget"))
 
 
-def with_settings(words: Sequence[str]) -> list[str]:
-    """KEY=VALUE as `--set KEY=VALUE`; flags as they are."""
-    return [word for one in words for word in ((one,) if one.startswith("--") else ("--set", one))]
-
-
 def answered(
     seed: Seed,
     name: str,
@@ -78,28 +67,10 @@ def answered(
     out = seed.folder(name)
     if seed.args.rows is not None:
         num, split = min(num, seed.args.rows), "train"
-    words = [
-        "eval",
-        "--model",
-        str(model),
-        "--source",
-        source,
-        "--split",
-        split,
-        "-n",
-        str(num),
-        "--methods",
-        "greedy",
-    ]
-    words += with_settings(["search.temperature=1"])  # as training draws; `more` may name another
-    words += [
-        "--budget-tokens",
-        str(LONGEST),
-        "--out",
-        str(out),
-        *more,
-        *["--resume"] * (out / "cells").is_dir(),
-    ]
+    words = ["eval", "--model", str(model), "--source", source, "--split", split, "-n", str(num)]
+    words += ["--methods", "greedy", "--budget-tokens", str(LONGEST), "--out", str(out)]
+    words += flags("search.temperature=1")  # as training draws; `more` may name another
+    words += [*more, *["--resume"] * (out / "cells").is_dir()]
     seed.stage(name, words, out / "results.json")
     return read(out / "results.json")
 
@@ -122,7 +93,7 @@ def t0(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """What the published model knows."""
     rows = []
     for shots in seed.args.shots:
-        given = with_settings([f"problems.shots={shots}"])
+        given = flags(f"problems.shots={shots}")
         wide = answered(
             seed, f"validation, {shots} shots", seed.args.model, "validation", VALIDATION, *given,
             "--samples", str(SAMPLES),
@@ -144,7 +115,7 @@ def t0(seed: Seed, keep: Callable[[Rows], None]) -> None:
 
 def of_t0(split: str) -> dict[str, Any]:
     """T0's zero-shot row of a split."""
-    found = read(ROOT / "benchmarks" / "results" / "real_t0.json")
+    found = read(provenance.RESULTS / "real_t0.json")
     row = next(row for row in found["rows"] if row["split"] == split and row["shots"] == 0)
     return {"commit": found["commit"], **row}
 
@@ -169,12 +140,12 @@ def methods(
         asked = "adaptive-best-of-n" if method == AGAIN else method
         more = ["--start", str(start), "--methods", asked, "--budget-tokens", str(cap)]
         if method == AGAIN:
-            more += ["--verifier", RANKING, *with_settings(["search.verify.reject_below=0"])]
+            more += ["--verifier", RANKING, *flags("search.verify.reject_below=0")]
         elif method not in UNJUDGED:
             more += ["--verifier", JUDGE]
-        more += with_settings([f"search.temperature={temperature}"] if temperature else [])
+        more += flags(f"search.temperature={temperature}") if temperature else []
         label, size = f"{place}, {name}, {cap}, {start}", min(CHUNK, num - start)
-        more += with_settings(settings)
+        more += flags(*settings)
         made = answered(seed, label, seed.args.model, split, size, *more, source=source)
         return made["rows"][0]
 
@@ -186,8 +157,7 @@ def methods(
         rows = {row["method"]: row for row in read(seed.args.out)["rows"] if one_of(row) in wanted}
         names = [name for name in names if name == seed.args.anew]
     work = [(name, start) for start in range(0, num, CHUNK) for name in names]
-    with ThreadPoolExecutor(seed.args.jobs) as pool:
-        found = list(zip(work, pool.map(chunk, work), strict=True))
+    found = list(zip(work, side_by_side(seed.args.jobs, chunk, work), strict=True))
     for name in names:
         parts = [row for (other, _), row in found if other == name]
         outcomes = "".join(row["outcomes"] for row in parts)
@@ -266,7 +236,7 @@ def r4(seed: Seed, keep: Callable[[Rows], None]) -> None:
     found |= methods(seed, "test", MANY, ("mcts", "step-rejection"), CAP)
     tree = found.pop("mcts")
     keep(held_against(tree, found))
-    long = with_settings(["engine.max_context=4096"])  # of HotpotQA's paragraphs
+    long = flags("engine.max_context=4096")  # of HotpotQA's paragraphs
     for source in OTHERS:
         rows = {}
         for name, model in (("before", seed.args.before), ("student", seed.args.model)):
@@ -293,9 +263,8 @@ STAGES = {"T0": t0, "T3": t3, "T4": t4, "R4": r4}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__)
+    add_work(parser, "real")
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
     parser.add_argument("--before", type=Path, help="R4: the model that the student goes on from")
@@ -310,15 +279,10 @@ def main() -> None:
         help="a trial: so many rows, of train alone",
     )
     parser.add_argument("--anew", metavar="METHOD", help="of what --out holds, measure this alone")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every command"
-    )
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/real_STAGE.json")
     args = parser.parse_args()
     if args.rows is not None and args.out is None:
         parser.error("--rows is a trial: give --out, a file of its own")
-    args.out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
+    args.out = args.out or provenance.RESULTS / f"real_{args.stage.lower()}.json"
     args.work = args.work.resolve() / (args.stage if args.rows is None else f"{args.stage}-trial")
 
     def keep(rows: Rows) -> None:

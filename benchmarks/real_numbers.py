@@ -9,20 +9,25 @@ has the searches under a value.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from arms import Arm, Seed, best, by_rate, less, read, updates, validation  # noqa: E402
-from improvement import EIGHT  # noqa: E402
-from real import with_settings  # noqa: E402
-
-from benchmarks import provenance  # noqa: E402
+import provenance
+from arms import (
+    EIGHT,
+    Arm,
+    Seed,
+    add_work,
+    best,
+    by_rate,
+    digits,
+    flags,
+    less,
+    on_validation,
+    read,
+    spent_by,
+)
 
 SEED, SPLIT = 7, "test"
 LEVEL = ("problems.levels=[2]", "search.temperature=1", "search.verify.first_temperature=1")
@@ -30,16 +35,14 @@ LEVEL = ("problems.levels=[2]", "search.temperature=1", "search.verify.first_tem
 GAMES, SFT = 40_000, "train.sft_steps=14000 train.evaluate_every=2000"
 TESTED = 1000
 # Training on what each way finds: rounds, and the sampled tokens and updates of one; a question's
-# tokens (`responses`) as 60,000 tokens with seed 6 took them. GRPO passes once over its rows.
+# tokens (`size`) as 60,000 tokens with seed 6 took them. GRPO passes once over its rows.
 SEEDS, ROUNDS, TOKENS, UPDATES, FRESH = (7, 8, 9), 20, 40_000, 14, 2000
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate, tried with the first seed
 ARMS = {
     "trees": Arm("", "", 5e-4, 143),
     "restarts": Arm("", "search.select=restart", 5e-4, 176),
     "samples": Arm("rft", "search.samples=8", 5e-4, 375),
-    "GRPO samples": Arm(
-        "grpo", EIGHT.replace("rows_per_round=128", "rows_per_round=900"), 5e-4, 375
-    ),
+    "GRPO samples": Arm("grpo", f"{EIGHT} train.rows_per_round=900", 5e-4, 375),
 }
 
 
@@ -47,35 +50,23 @@ class Run(Seed):
     """The stages, each a command."""
 
     def common(self) -> list[str]:
-        return ["--source", "numbers", *with_settings(LEVEL)]
+        return ["--source", "numbers", *flags(*LEVEL)]
 
     def sft_stage(self) -> None:
-        words = ["--model", "small", "-n", str(GAMES), *with_settings(SFT.split())]
+        words = ["--model", "small", "-n", str(GAMES), *flags(*SFT.split())]
         self.sft("sft", *self.common(), *words)
 
     def trained(self, name: str, rate: float) -> Path:
-        """The run of one arm at one learning rate, from the first seed's `sft` on."""
-        arm, label = ARMS[name], f"{name} {rate:g}"
-        run = self.folder(label) / "run-001"
-        words = ["train", "--out", str(run.parent)]
-        begun = (run / "run.json").is_file()
-        if begun:
-            words += ["--resume", str(run)]
-        else:
-            of_round = round(TOKENS / arm.responses)
-            words += [*self.common(), "--model", str(self.args.work / f"seed-{SEED}" / "sft")]
-            words += ["--tokens", str(ROUNDS * TOKENS), "-n", str(2 * ROUNDS * of_round)]
-            words += ["--eval-size", "0", *[f"--use-{arm.method}"] * bool(arm.method)]
-            # Questions come after the games of `sft`, which are replayed.
-            settings = [f"train.demonstrations={GAMES}", *arm.settings.split()]
-            settings += [f"train.optimizer.learning_rate={rate:g}", "train.validation_size=500"]
-            settings += [f"train.questions_per_round={of_round}"]
-            settings += [f"train.save_every={ROUNDS // 4 * of_round}"]
-            if arm.method != "grpo":
-                settings += [f"train.updates_per_round={UPDATES}", "train.optimizer.epochs=1000"]
-            words += with_settings(settings)
-        self.stage(label, words, run / "report.html", configured=not begun)
-        return run
+        """The student of one arm at one learning rate, from the first seed's `sft` on."""
+        arm = ARMS[name]
+        questions = round(TOKENS / arm.size)
+        words = [*self.common(), *[f"--use-{arm.method}"] * bool(arm.method)]
+        words += ["--tokens", str(ROUNDS * TOKENS), "-n", str(2 * ROUNDS * questions)]
+        # Questions come after the games of `sft`, which are replayed.
+        words += flags(f"train.demonstrations={GAMES}")
+        words += flags(*arm.at(rate, 500, questions, ROUNDS // 4, UPDATES))
+        start = self.args.work / f"seed-{SEED}" / "sft"
+        return self.train(f"{name} {rate:g}", start, *words) / "student"
 
     def answers(self, name: str, student: Path) -> tuple[list[float], list[float]]:
         """Of each fresh test game: greedily right, and the share of eight samples that are."""
@@ -97,25 +88,25 @@ class Run(Seed):
         runs = [Run(seed, self.args) for seed in SEEDS]
         tried: dict[str, dict[float, float]] = {}
         for name, arm in ARMS.items():
-            rates = [factor * (arm.rate or 0.0) for factor in FACTORS]
-            tried[name] = by_rate(lambda rate, arm=name: validation(self.trained(arm, rate)), rates)
+            rates = [factor * arm.rate for factor in FACTORS]
+            tried[name] = by_rate(
+                lambda rate, name=name: on_validation(self.trained(name, rate)), rates
+            )
         made = {name: [run.trained(name, best(tried[name])) for run in runs] for name in ARMS}
         start = self.answers("start", self.folder("sft"))
         found = {
-            name: [run.answers(name, one / "student") for run, one in zip(runs, made[name], strict=True)]
+            name: [run.answers(name, one) for run, one in zip(runs, made[name], strict=True)]
             for name in ARMS
         }  # fmt: skip
         same, rows = range(TESTED), []
         for name in ARMS:
-            cards = [read(one / "run.json") for one in made[name]]
+            costs = [spent_by(one) for one in made[name]]
             row: dict[str, Any] = {
                 "arm": name,
                 "rate": best(tried[name]),
                 "validation": tried[name],
             }
-            row["tokens"] = [card["search_cost"]["sampled_tokens"] for card in cards]
-            row |= {"questions": [card["questions"] for card in cards]}
-            row |= {"updates": list(map(updates, made[name]))}
+            row |= {key: [cost[key] for cost in costs] for key in costs[0]}
             for at, kind in enumerate(("greedy", "sample")):
                 mine, first = [one[at] for one in found[name]], [start[at]]
                 row[kind] = [sum(one) / len(one) for one in mine]
@@ -124,7 +115,7 @@ class Run(Seed):
                     trees = [one[at] for one in found["trees"]]
                     row[f"{kind}_trees_less_it"] = less(trees, mine, same)
             # Of each game: whether greedily right, and how many of eight samples are.
-            row["outcomes"] = ["".join(str(int(one)) for one in of) for of, _ in found[name]]
+            row["outcomes"] = digits([of for of, _ in found[name]])
             row["right"] = ["".join(str(round(8 * one)) for one in of) for _, of in found[name]]
             rows.append(row)
         facts = {"seeds": SEEDS, "split": SPLIT, "first": FRESH, "games": len(same), "rows": rows}
@@ -135,13 +126,9 @@ class Run(Seed):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__, "numbers_rounds")
     parser.add_argument("stage", nargs="+", choices=["sft", "rounds"])
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "numbers-small")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/numbers_rounds.json")
+    add_work(parser, "numbers-small")
     args = parser.parse_args()
     args.work = args.work.resolve()
     run = Run(SEED, args)

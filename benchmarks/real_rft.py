@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,15 +24,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import provenance
+from arms import Seed, add_work, read
+from real import LONGEST, TEST, answered, of_t0
 
-from arms import Seed, read  # noqa: E402
-from real import LONGEST, TEST, answered, of_t0  # noqa: E402
-
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
-from alphazero_llm_trainer.eval.results import triple  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
+from alphazero_llm_trainer.eval.results import triple
 
 SEED, ROWS, BATCH = 7, 3000, 32  # BATCH of an update
 TEMPERATURE, SAMPLES, FORKS = 0.7, 4, 8
@@ -320,20 +316,14 @@ def stages(args: argparse.Namespace) -> Iterator[Callable[[], Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__, "real_rft")
+    add_work(parser, "real-rft")
     known = ["greedy", "samples", "forks", "published", *ARMS, "page"]
     parser.add_argument("stage", nargs="+", choices=known)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
     parser.add_argument("--questions", type=int, default=ROWS, help="train rows; fewer: a trial")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32, help="rows answered at once")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real-rft")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "real_rft.json"
-    )
     args = parser.parse_args()
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)

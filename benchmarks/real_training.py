@@ -26,10 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import provenance  # noqa: E402
+import provenance
 
 ARMS = {
     "ours, fp32": "float32",
@@ -161,9 +158,7 @@ def stock(student: Any, rows: list[Any], args: argparse.Namespace, folder: Path,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--data", required=True, help="a folder with gsm8k/train.jsonl")
     parser.add_argument(
@@ -174,11 +169,6 @@ def main() -> None:
         "--lora", action="store_true", help="train an adapter in place of all weights"
     )
     parser.add_argument("--arm", choices=list(ARMS.values()), help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="default: results/real_training.json, with --lora real_training_lora.json",
-    )
     args = parser.parse_args()
     if args.arm is not None:
         print(json.dumps(measure(args.arm, args)))
@@ -222,8 +212,7 @@ def main() -> None:
         "seed": SEED, "arms": found,
     }  # fmt: skip
     name = "real_training_lora" if args.lora else "real_training"
-    out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
-    provenance.write(out, result)
+    provenance.write(args.out or provenance.RESULTS / f"{name}.json", result)
 
 
 if __name__ == "__main__":

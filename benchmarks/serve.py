@@ -19,7 +19,6 @@ request that is wrong. Clients and server share this machine's cores: ratios hol
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -36,12 +35,9 @@ from statistics import linear_regression
 from typing import Any
 
 import httpx
+import provenance
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks
 
 CLIENTS = (1, 4, 16, 64)
 CROWDS = (64, 200)  # clients
@@ -154,12 +150,12 @@ class Served:
     """The server's process; what it says goes to `log`. It may open so many `files`."""
 
     def __init__(self, *flags: str, log: Any = None, files: int | None = None) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(provenance.ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
         few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
         self.process = subprocess.Popen(
             [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *flags],
-            env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
+            env=environment, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
@@ -295,13 +291,10 @@ def table(http: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--crowds", type=float, help="the crowds alone: seconds of each")
     parser.add_argument("--soak", type=float, help="the soak alone: minutes")
-    parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
     args = parser.parse_args()
     questions, served, name = Questions(), Served(*SMALL), "serve"
     found: dict[str, Any] = {}
@@ -322,7 +315,7 @@ def main() -> None:
     finally:
         found |= {"exit_code": served.stop(), "cores": os.cpu_count()}
     print(table(found["http"]) if name == "serve" else json.dumps(found, indent=2))
-    provenance.write(args.out or ROOT / "benchmarks" / "results" / f"{name}.json", found)
+    provenance.write(args.out or provenance.RESULTS / f"{name}.json", found)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "examples")]
+import provenance
+
+EXAMPLES = provenance.ROOT / "examples"
+sys.path.append(str(EXAMPLES))
 
 import horn  # noqa: E402
 from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, half  # noqa: E402
@@ -41,7 +43,6 @@ from alphazero_llm_trainer.problems import pancake  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
 from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
 from alphazero_llm_trainer.types import Problem  # noqa: E402
-from benchmarks import provenance  # noqa: E402
 
 Value = Callable[[Problem, Sequence[str]], float]
 FREE = {  # a method and its settings, for searches that read no value
@@ -81,7 +82,7 @@ def derivations(problem: Problem, known: frozenset[str]) -> list[str]:
 
 
 GAMES["horn"] = Game(letters_of, derivations, horn.exact_value)
-ADDRESSES = {"horn": f"{ROOT / 'examples' / 'horn.py'}:Horn"}  # of sources that aren't built in
+ADDRESSES = {"horn": f"{EXAMPLES / 'horn.py'}:Horn"}  # of sources that aren't built in
 
 
 def noisy_distance(spread: float, discount: float) -> Value:

@@ -29,13 +29,12 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import metrics, read  # noqa: E402
+from arms import curve_of, read  # noqa: E402
 
 from alphazero_llm_trainer.api.trees import SavedTree, read_trees  # noqa: E402
 from alphazero_llm_trainer.tree.arena import REJECTED  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-DATA = ROOT / "benchmarks" / "results"
 # Text, lines of axes, wrong steps, and the colours of lines (Okabe and Ito), by theme.
 LIGHT = ("#24292f", "#8a8f98", "#c04a00", ("#0060a8", "#c04a00", "#00795a", "#8a5a9e", "#6e7781"))
 DARK = ("#e6edf3", "#7d8590", "#ff9d57", ("#58a6ff", "#ff9d57", "#3fc99a", "#d2a8ff", "#8b949e"))
@@ -96,11 +95,7 @@ def shown(trees: Sequence[SavedTree]) -> SavedTree:
 
 def first_run(run: Path) -> dict[str, Any]:
     """What the figure of a run shows: accuracy by sampled tokens, and a tree that taught it."""
-    card, tokens, curve = read(run / "run.json"), 0, []
-    for line in metrics(run):
-        tokens += line["cost"]["sampled_tokens"] if "cost" in line else 0
-        if "validation_accuracy" in line:
-            curve.append([tokens, line["validation_accuracy"]])
+    card = read(run / "run.json")
     saved = shown(list(read_trees(run)))
     tree = saved.tree
     chosen = {node for path in saved.paths if path.right for node in path.nodes}
@@ -114,7 +109,12 @@ def first_run(run: Path) -> dict[str, Any]:
         left += reversed(below)
     shares = {name: card[name]["accuracy"]["value"] for name in ("before", "after")}
     facts = {"question": saved.problem.question, "tree": rows, "start": card["validation_before"]}
-    return {"command": "uv run vf-eval alphazero-llm-trainer -s", **shares, "curve": curve, **facts}
+    return {
+        "command": "uv run vf-eval alphazero-llm-trainer -s",
+        **shares,
+        "curve": curve_of(run),
+        **facts,
+    }
 
 
 def draw_first_run(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
@@ -146,7 +146,9 @@ def draw_first_run(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...])
 
 def draw_arms(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> None:
     axes, curves, start = figure.subplots(), [], data["start"]["validation"]
-    chosen = {arm["arm"]: arm for arm in read(DATA / "step_rejection.json")["summary"]}
+    chosen = {
+        arm["arm"]: arm for arm in read(provenance.RESULTS / "step_rejection.json")["summary"]
+    }
     for measured in data["summary"]:
         # GRPO's own rate is below the one that all have here, at which it falls far below the start.
         arm = min(measured, chosen[measured["arm"]], key=lambda one: one["rate"])
@@ -214,13 +216,13 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="the folder of README's run")
     args = parser.parse_args()
     if args.run:
-        provenance.write(DATA / "first_run.json", first_run(args.run))
+        provenance.write(provenance.RESULTS / "first_run.json", first_run(args.run))
     for name, (stem, size, draw) in FIGURES.items():
-        if (DATA / f"{stem}.json").exists():
+        if (provenance.RESULTS / f"{stem}.json").exists():
             for theme, ending in ((LIGHT, ""), (DARK, "-dark")):
                 with mpl.rc_context(style(theme)):
                     figure = plt.figure(figsize=size, layout="constrained")
-                    draw(read(DATA / f"{stem}.json"), figure, theme)
+                    draw(read(provenance.RESULTS / f"{stem}.json"), figure, theme)
                     out = ROOT / "docs" / f"{name}{ending}.svg"
                     figure.savefig(out, metadata={"Date": None})
                     plt.close(figure)

@@ -16,7 +16,7 @@ shown", is a template:
 
 Formats are Python's, and `ci`, `gain`, `judged`, `verdict` of a value with its interval, `list` and
 `count` of a list. Below a part stand the commit and day of its figures, and the command that
-measures them again where that is still there. A bullet of README that is older than the last
+measured them: "there" is at that commit, where its script has gone since. A bullet of README that is older than the last
 release says its day.
 """
 
@@ -204,13 +204,13 @@ def table(declared: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def command(data: Mapping[str, Any]) -> str:
-    """The command that measures a JSON again; nothing where its script or command has gone."""
+def command(data: Mapping[str, Any]) -> tuple[str, bool]:
+    """The command that measured a JSON, and whether its script or command is still there."""
     words = " ".join(data["command"].split()).removeprefix("uv run ")
     words = re.sub(r" --(out|work) FOLDER", "", words)
     program, name = words.split()[:2]
-    there = ROOT / name if program == "python" else PACKAGE / "cli" / f"{name}.py"
-    return f"uv run {words}" if there.exists() else ""
+    places = {"python": ROOT / name, "alphazero-llm-trainer": PACKAGE / "cli" / f"{name}.py"}
+    return f"uv run {words}", program not in places or places[program].exists()
 
 
 def measured(stem: str, again: str | None = None) -> str:
@@ -221,9 +221,9 @@ def measured(stem: str, again: str | None = None) -> str:
     file = path_of(stem).relative_to(ROOT).as_posix()
     at = {True: "at", False: "with uncommitted changes to", None: "at or before"}[data["clean"]]
     commit = f"[`{data['commit'][:7]}`]({REPOSITORY}/commit/{data['commit']})"
-    words = command(data) if again is None else again
+    words, there = command(data) if again is None else (again, True)
     line = f"- [{path_of(stem).name}]({REPOSITORY}/blob/main/{file}) measured {at} {commit}, {data['date']}"
-    return f"{line}: `{words}`" if words else line
+    return f"{line}{':' if there else ', there by'} `{words}`" if words else line
 
 
 def part(declared: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
-"""How large the house is: code tokens by room, and the sums against their budgets. It exits with 1
-where one is above.
+"""How large the house is: code tokens by room, the sums against their budgets, and what must be open
+for a change (`reading_paths.yaml`). It exits with 1 where a sum is above its budget, or a name of a
+path is gone.
 
     uv run python scripts/size.py
 
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import yaml
@@ -56,19 +57,51 @@ def docstrings(tree: ast.AST) -> set[tuple[int, int]]:
     return places
 
 
+def tokens_of(text: str) -> int:
+    """Code tokens of Python code."""
+    skipped, count = docstrings(ast.parse(text)), 0
+    inside = 0  # of so many f-strings
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        inside -= token.type == END
+        counts = token.type in (*COUNTED, BEGIN) and token.start not in skipped
+        count += counts and not inside
+        inside += token.type == BEGIN
+    return count
+
+
 def tokens(paths: list[Path]) -> int:
     """Code tokens of Python files."""
-    count = 0
+    return sum(tokens_of(path.read_text(encoding="utf-8")) for path in paths)
+
+
+def places(paths: list[Path]) -> dict[str, list[tuple[str, int]]]:
+    """Files and their functions and classes by name: the file of each home, and its code tokens."""
+    found = defaultdict(list)
     for path in paths:
-        text = path.read_text(encoding="utf-8")
-        skipped = docstrings(ast.parse(text))
-        inside = 0  # of so many f-strings
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            inside -= token.type == END
-            counts = token.type in (*COUNTED, BEGIN) and token.start not in skipped
-            count += counts and not inside
-            inside += token.type == BEGIN
-    return count
+        text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT / PACKAGE))
+        found[name].append((name, tokens_of(text)))
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                code = ast.get_source_segment(text, node) or ""
+                found[node.name].append((name, tokens_of(code)))
+    return found
+
+
+def print_paths(paths: list[Path]) -> bool:
+    """Print what must be open for each change; whether every name has one home."""
+    known = places(paths)
+    declared = yaml.safe_load(Path(__file__).with_name("reading_paths.yaml").read_text("utf-8"))
+    lost = False
+    print(f"\n{'to change a':18}{'files':>6}{'tokens':>8}{'aim':>8}")
+    for change, path in declared.items():
+        wrong = [name for name in path["open"] if len(known[name]) != 1]
+        homes = [home for name in path["open"] for home in known[name]]
+        files, count = len({file for file, _ in homes}), sum(size for _, size in homes)
+        print(f"{change:18}{files:6}{count:8,}{path['aim']:8,}")
+        if wrong:
+            print(f"  not one home each, mend reading_paths.yaml: {', '.join(wrong)}")
+        lost = lost or bool(wrong)
+    return not lost
 
 
 def rooms(paths: list[Path]) -> Counter[str]:
@@ -87,7 +120,8 @@ def keys(tree: object) -> int:
 
 def main() -> int:
     """Print the sizes, those above their budgets last too; the exit code: 1 where one is."""
-    sizes = rooms(tracked(f"{PACKAGE}/*.py"))
+    python = tracked(f"{PACKAGE}/*.py")
+    sizes = rooms(python)
     for room, size in sizes.most_common():
         print(f"{room:28}{size:8,}")
     package = sum(sizes.values())
@@ -107,9 +141,10 @@ def main() -> int:
         print(f"{name:28}{size:8,}{budget:10,}")
         if size > budget:
             above.append(f"{name} {size - budget:,}")
+    whole = print_paths(python)
     if above:
         print(f"above budget: {', '.join(above)}", file=sys.stderr)
-    return int(bool(above))
+    return int(bool(above) or not whole)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ versions to benchmarks/results/vllm_contract.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -133,17 +132,12 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = provenance.make_parser(__doc__, "vllm_contract")
     parser.add_argument(
         "--env-dir", type=Path, help="vLLM's environment, kept (default: a temporary folder)"
     )
     parser.add_argument(
         "--if-possible", action="store_true", help="no failure where the environment can't be made"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "vllm_contract.json"
     )
     parser.add_argument(
         "--make", action="store_true", help="make the environment in --env-dir, and test nothing"

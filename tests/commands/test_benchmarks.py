@@ -1,65 +1,14 @@
-"""The benchmarks' own machinery: the plain search grows the package's trees, and what is counted is
-what was done.
-"""
+"""The benchmarks' own machinery: siblings, values and noise are what they say."""
 
 import pytest
-from support import tiny_llama
+from generations import GAMES, sibling
+from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.problems.pancake import flip
 from alphazero_llm_trainer.problems.source import open_source
 from alphazero_llm_trainer.types import Problem
-from benchmarks.generations import GAMES, sibling
-from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
-from benchmarks.value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
-
-
-@pytest.mark.parametrize("reward", ["levels", "coin"])
-def test_arms_agree_and_count_what_they_do(reward):
-    sizes = {"trees": 2, "simulations": 20, "prompt": 9, "horizon": 5, "keep": 2, "reward": reward}
-    slow, slow_trees = run_arm(Arm("plain", "plain", "greedy", **sizes))
-    fast, fast_trees = run_arm(Arm("ours", "ours", "greedy", **sizes))
-    assert same(fast_trees, slow_trees) == (2, 2)
-    # The first expands the root.
-    assert sum(visits for visits, _, _ in slow_trees[0].values()) == 19
-    assert fast["simulations_in_all"] == slow["simulations_in_all"] == 40
-    # Every simulation of the plain way computes at least its prompt: for its logits, and in its
-    # rollout.
-    assert slow["tokens_per_simulation"] > 9
-    assert (
-        fast["computed_tokens"] < slow["computed_tokens"] and fast["tokens_per_unique_token"] <= 1.0
-    )
-    assert fast["rows_per_forward"] > slow["rows_per_forward"] == 1.0
-
-
-def test_unique_tokens_are_distinct_prefixes():
-    setting = Setting(Arm("ours", "ours", "greedy", trees=2, prompt=3))
-    responses = [{(1, 2, 3), (1, 2, 4), (1, 2), (7,)}, {(1, 2, 3, 9), (5, 1), (5, 2)}]
-    for problem, found in zip(setting.problems, responses, strict=True):
-        setting.responses[problem.id] = found
-    prefixes = [
-        {ids[:end] for ids in found for end in range(1, len(ids) + 1)} for found in responses
-    ]
-    assert setting.unique_tokens() == 2 * 3 + sum(map(len, prefixes))
-
-
-def test_forwards_inside_generate_are_counted():
-    model = tiny_llama(3)
-    watched = Watched(model)
-    search = PlainSearch(
-        model,
-        Arm("plain", "plain", "greedy", 1, simulations=1, horizon=4),
-        lambda ids: False,
-        lambda ids: 1.0,
-    )
-    search.run((5, 6, 7))
-    work = watched.stop()
-    response = work.forwards - 1  # one forward for the root's children, then one a token
-    assert 1 <= response <= 4 and work.rows == work.forwards
-    assert work.computed_tokens == 3 + 3 + (response - 1)
-    search.run((5, 6, 7))
-    assert watched.work.forwards == work.forwards
 
 
 def test_each_step_has_one_other_legal_step_as_sibling():

@@ -111,6 +111,11 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         return done.returncode, done.stderr
 
     assert check("--check") == (0, "")
+    # A command that is gone is said to be of the commit.
+    text = "".join(page.read_text() for page in (tmp_path / "docs/results").iterdir())
+    commands = re.findall(r"(:|, there by) `uv run python ([\w/.]+)", text)
+    assert {how for how, _ in commands} == {":", ", there by"}
+    assert all((how == ":") == (CHECKOUT / name).exists() for how, name in commands)
     data = tmp_path / "benchmarks/results/reliability.json"
     data.write_text(data.read_text().replace('"failures": 0', '"failures": 3'))
     (tmp_path / "docs/results/gone.md").write_text("# Gone\n")

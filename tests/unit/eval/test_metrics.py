@@ -16,7 +16,6 @@ from alphazero_llm_trainer.eval.metrics import (
     wilson,
 )
 from alphazero_llm_trainer.problems.load import load_tasks
-from benchmarks.search_budgets import holm, sign_test
 
 CASES = table("metrics")
 
@@ -93,13 +92,3 @@ def test_tasks_with_one_worked_solution_are_one_problem():
     assert groups[0] == 0 and max(groups) == 875
     unsolved = [replace(task, solution=None) for task in tasks[:50]]
     assert repeats(unsolved) == list(range(50))
-
-
-def test_the_sign_test_is_the_binomial_s_and_holm_s_steps_are_by_hand():
-    # 8 gained, 1 lost: 2 * (1 + 9) / 2**9
-    after, before = [1.0] * 8 + [0.0] + [1.0, 0.0], [0.0] * 8 + [1.0] + [1.0, 0.0]
-    assert sign_test(after, before) == sign_test(before, after) == pytest.approx(20 / 512)
-    assert sign_test([1.0, 0.0], [1.0, 0.0]) == 1.0
-    # .01 * 4, .02 * 3, .03 * 2 (not below .06), .9 * 1
-    assert holm([0.9, 0.01, 0.03, 0.02]) == pytest.approx([0.9, 0.04, 0.06, 0.06])
-    assert holm([]) == []
