@@ -3,63 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DataError
 from ..types import STUDENT, Direction, RewardParts, Step
+from .columns import COLUMNS, UNSET, Rollout, SavedTree
 
 ROOT = 0
-FORMAT = 2
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
-# What a new node has in the columns that its step doesn't fill.
-UNSET: dict[str, Any] = {
-    "source": STUDENT,
-    "direction": str(Direction.NONE),
-    "N": 0,
-    "W": 0.0,
-    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", "outcome")),
-    "samples": 0,
-    "expanded": False,
-    "unread": False,
-    "virtual": 0,
-    "drawn": 0,
-}
 
 
-@dataclass(slots=True)
-class Rollout:
-    """How responses went on from `node` to their end, outside the tree: token-level search keeps
-    those here.
-
-    `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the
-    response ends in the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the
-    whole response as a terminal node's columns do; `count` is how many simulations ended this way,
-    `samples` how many draws that were: a greedy rollout that is read again from a node along it is
-    a visit and no new draw.
-    """
-
-    node: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    text: str
-    verdict: str
-    reward: float
-    hre: float | None
-    pre: float | None
-    count: int = 1
-    samples: int = 1
-    outcome: float | None = None
-
-    @property
-    def grade(self) -> float | None:
-        """The outcome, else the correctness; None where neither is known."""
-        return self.hre if self.outcome is None else self.outcome
-
-
-class Tree:
+class Tree(SavedTree):
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the
     prompt, no tokens).
 
@@ -81,32 +36,6 @@ class Tree:
 
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
-
-    parent: list[int]  # index of the parent; -1 for the root
-    token_ids: list[tuple[int, ...]]  # the step's token ids
-    # Nats, under the policy that sampled them (a teacher's step: under the student).
-    logprobs: list[tuple[float, ...]]
-    text: list[str]  # what the tokens decode to
-    source: list[str]  # "student" or "teacher:<name>"
-    direction: list[str]  # "right", "wrong" or "none": what the proposer was asked for
-    N: list[int]  # visits
-    W: list[float]  # sum of backed-up rewards
-    V: list[float | None]  # the value estimate of the node's own evaluation, None without one
-    prior: list[float | None]  # P(step | prefix), None where the selection rule needs none
-    prm: list[float | None]  # process reward, None without a model
-    samples: list[int]  # complete responses that ended here
-    expanded: list[bool]  # its children were asked for
-    # Why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere.
-    verdict: list[str | None]
-    reward: list[float | None]  # a terminal node's reward in [0, 1]
-    hre: list[float | None]  # the reward's correctness part, None where gold is unknown
-    pre: list[float | None]  # the reward's perplexity part, None without a student model
-    # Correctness and the user's own reward, None where that has no part in it: saved where it has.
-    outcome: list[float | None]
-    # The step states something that the verifier could not check: saved where one does.
-    unread: list[bool]
-    virtual: list[int]
-    drawn: list[int]
 
     def __init__(self) -> None:
         for name in (*COLUMNS, *UNSET):
@@ -366,70 +295,3 @@ class Tree:
     def leaves(self) -> Iterator[int]:
         """Terminal nodes in the order they were made."""
         return (node for node in range(len(self)) if self.verdict[node] is not None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain columns, ready for JSON."""
-        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in COLUMNS}
-        for name in OPTIONAL:
-            if any(value != UNSET[name] for value in getattr(self, name)):
-                columns[name] = list(getattr(self, name))
-        rollouts = [
-            [getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts
-        ]
-        rollouts = [row if row[-1] is not None else row[:-1] for row in rollouts]
-        backups = [
-            [node, reward] if above < 0 else [node, reward, above]
-            for node, reward, above in self.backups
-        ]
-        history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
-        if self.discount != 1.0:
-            columns["discount"] = self.discount
-        return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
-
-    @classmethod
-    def from_dict(cls, raw: Any) -> Tree:
-        """The tree that `to_dict` saved. Raises DataError for what it can't have saved."""
-        tree = cls()
-        try:
-            if raw["format"] != FORMAT:
-                raise DataError(
-                    f"a tree's format is {raw['format']!r}, "
-                    f"this version reads {FORMAT}: search it again"
-                )
-            for name in COLUMNS:
-                setattr(tree, name, list(raw[name]))
-            count = len(tree)
-            for name in OPTIONAL:
-                setattr(tree, name, list(raw.get(name) or [UNSET[name]] * count))
-            tree.token_ids = [tuple(ids) for ids in tree.token_ids]
-            tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
-            tree.rollouts = [
-                Rollout(node, tuple(ids), tuple(logprobs), *rest)
-                for node, ids, logprobs, *rest in raw["rollouts"]
-            ]
-            spans = [*zip(tree.token_ids, tree.logprobs, strict=True)]
-            spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
-            if (
-                any(len(getattr(tree, name)) != count for name in (*COLUMNS, *OPTIONAL))
-                or any(len(ids) != len(logprobs) for ids, logprobs in spans)
-                or any(parent >= node for node, parent in enumerate(tree.parent))
-            ):
-                raise ValueError("columns that don't fit each other")
-            tree.children = [[] for _ in range(count)]
-            for node in range(1, count):
-                tree.children[tree.parent[node]].append(node)
-            tree.virtual, tree.drawn = [0] * count, [len(children) for children in tree.children]
-            tree.discount = float(raw.get("discount", 1.0))
-            history = raw["history"]
-            tree.simulations = [tuple(row) for row in history["simulations"]]
-            tree.backups = [
-                (node, reward, *(above or (-1,))) for node, reward, *above in history["backups"]
-            ]
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"a saved tree can't be read ({error!r}): search it again") from error
-        return tree
-
-
-OPTIONAL = ("outcome", "unread")  # columns that are saved where a node has something there
-UNSAVED = (*OPTIONAL, "virtual", "drawn")
-COLUMNS = tuple(name for name in Tree.__annotations__ if name not in UNSAVED)
