@@ -9,65 +9,68 @@ loss). Under a verifier a node has one more arm: a step not drawn yet.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..config.objects import own_object
+from ..config.sections import SELECTORS as NAMES
 from ..errors import ConfigError
 from ..tree.arena import Tree
 from .descent import TINY, OpenNode, OpenSelect, Priority, Select, probabilities
 from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 
 
-def ucb1(tree: Tree, node: int, exploration: float) -> int:
-    """The child with the largest `W/N + c*sqrt(ln(N_parent)/N)`; an unvisited one first, the
-    earliest on ties.
+def ucb1_score(tree: Tree, child: int, exploration: float) -> float:
+    """`W/N + c*sqrt(ln(N_parent)/N)`, infinite for an unvisited child.
 
     Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari
     2006 for trees.
     """
-    N, virtual = tree.N, tree.virtual
-    parent = N[node] + virtual[node]
-    log_parent = math.log(parent) if parent > 0 else 0.0
-    best, best_score = -1, -math.inf
-    for child in tree.children[node]:
-        # The formula's N has simulations in flight as well, its W has not: each is a visit of value
-        # 0 and lowers W/N.
-        visits = N[child] + virtual[child]
-        score = (
-            math.inf
-            if visits == 0
-            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
-        )
-        if score > best_score:
-            best, best_score = child, score
-    return best
+    # The formula's N has simulations in flight as well, its W has not: each is a visit of value 0
+    # and lowers W/N.
+    visits = visits_of(tree, child)
+    if not visits:
+        return math.inf
+    bonus = exploration * math.sqrt(math.log(visits_of(tree, tree.parent[child])) / visits)
+    return tree.scaled(child, visits) + bonus
+
+
+def ucb1(tree: Tree, node: int, exploration: float) -> int:
+    """The child with the largest `ucb1_score`, the earliest on ties."""
+    return max(tree.children[node], key=lambda child: ucb1_score(tree, child, exploration))
+
+
+def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
+    """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a
+    draw.
+    """
+    draws = len(tree.children[node])
+    bonus = exploration * math.sqrt(math.log(max(visits_of(tree, node), 1)) / draws)
+    new = (tree.q(node) - tree.low) / tree.span + bonus
+    return best_arm(node, arms, new, lambda child: ucb1_score(tree, child, exploration))
+
+
+def puct_score(tree: Tree, child: int, bonus: float) -> float:
+    """`Q + bonus/(1 + N)`; Q of an unvisited child is 0."""
+    visits = visits_of(tree, child)
+    score = bonus / (1 + visits)
+    return tree.scaled(child, visits) + score if visits else score
 
 
 def puct(tree: Tree, node: int, exploration: float) -> int:
-    """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`; Q of an unvisited child
-    is 0.
+    """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`, the earliest on ties.
 
     Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors that the tree
     holds sum to 1 over the siblings; where it holds none, P is the probability of the step's
     tokens, normalised over the siblings here.
     """
-    N, virtual, prior = tree.N, tree.virtual, tree.prior
     children = tree.children[node]
-    priors: Sequence[Any] = [prior[child] for child in children]
+    priors: Sequence[Any] = [tree.prior[child] for child in children]
     if priors[0] is None:
         priors = softmax([math.fsum(tree.logprobs[child]) for child in children])
-    root_visits = math.sqrt(N[node] + virtual[node])
-    best, best_score = -1, -math.inf
-    for child, share in zip(children, priors, strict=True):
-        visits = N[child] + virtual[child]
-        # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
-        score = exploration * share * root_visits / (1 + visits)
-        if visits:
-            score = tree.scaled(child, visits) + score
-        if score > best_score:
-            best, best_score = child, score
-    return best
+    share, root = dict(zip(children, priors, strict=True)), math.sqrt(visits_of(tree, node))
+    # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
+    return max(children, key=lambda c: puct_score(tree, c, exploration * share[c] * root))
 
 
 def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
@@ -81,48 +84,31 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning
     in complex action spaces").
     """
-    N, virtual = tree.N, tree.virtual
     drawn, left = probabilities(tree, node)
-    scale = exploration * math.sqrt(N[node] + virtual[node])
+    scale = exploration * math.sqrt(visits_of(tree, node))
     # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
-    mean = (tree.q(node) - tree.low) / tree.span if N[node] else 0.0
-    best, best_score = node, mean + scale * left / (1 + len(drawn))
-    for child in arms:
-        visits = N[child] + virtual[child]
-        score = scale * max(drawn[child], left) / (1 + visits)
-        if visits:
-            score = tree.scaled(child, visits) + score
-        if score >= best_score:
-            best, best_score = child, score
-    return best
+    mean = (tree.q(node) - tree.low) / tree.span if tree.N[node] else 0.0
+    new = mean + scale * left / (1 + len(drawn))
+    return best_arm(
+        node, arms, new, lambda child: puct_score(tree, child, scale * max(drawn[child], left))
+    )
+
+
+def visits_of(tree: Tree, node: int) -> int:
+    """A node's visits, simulations in flight among them."""
+    return tree.N[node] + tree.virtual[node]
+
+
+def best_arm(node: int, arms: Sequence[int], new: float, score: Callable[[int], float]) -> int:
+    """The arm with the largest score, the latest on ties, or `node` for a step not drawn yet,
+    whose score is `new`.
+    """
+    return max((*reversed(arms), node), key=lambda arm: new if arm == node else score(arm))
 
 
 def restart(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
     """Each chain begins anew at the root: what a tree is held against."""
     return node
-
-
-def open_ucb1(tree: Tree, node: int, exploration: float, arms: Sequence[int]) -> int:
-    """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a
-    draw.
-    """
-    N, virtual = tree.N, tree.virtual
-    log_parent = math.log(max(N[node] + virtual[node], 1))
-    best, best_score = (
-        node,
-        (tree.q(node) - tree.low) / tree.span
-        + exploration * math.sqrt(log_parent / len(tree.children[node])),
-    )
-    for child in arms:
-        visits = N[child] + virtual[child]
-        score = (
-            math.inf
-            if not visits
-            else tree.scaled(child, visits) + exploration * math.sqrt(log_parent / visits)
-        )
-        if score >= best_score:
-            best, best_score = child, score
-    return best
 
 
 def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int:
@@ -132,18 +118,16 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
     Here the arms are all steps there are, so that the logits are plain log-probabilities. The new
     step has no Q of its own: the mixed value completes it.
     """
-    N, virtual = tree.N, tree.virtual
     drawn, left = probabilities(tree, node)
     logits = [math.log(max(p, TINY)) for p in (*(drawn[child] for child in arms), left)]
+    visits = [tree.N[child] for child in arms]
     values = [tree.q(child) for child in arms]
     # pi' = softmax(log P + sigma(completed Q)) over K children and the new step, `[K + 1]`.
     policy = softmax(
-        improved_logits(
-            logits, [*(N[c] for c in arms), 0], [*values, 0.0], raw_value(tree, node), scale
-        )
+        improved_logits(logits, [*visits, 0], [*values, 0.0], raw_value(tree, node), scale)
     )
-    best = furthest_short(policy, [*(N[child] + virtual[child] for child in arms), len(drawn)])
-    return node if best == len(arms) else arms[best]
+    flying = [visits_of(tree, child) for child in arms]
+    return (*arms, node)[furthest_short(policy, [*flying, len(drawn)])]
 
 
 GUIDED = 0.5  # PUCT's constant where a value guides
@@ -192,14 +176,14 @@ class Selector(NamedTuple):
 
 
 SELECT = "search.select"
-SELECTORS = {
-    "ucb1": Selector(ucb1, open_ucb1, 2**0.5, 2**0.5),
-    "puct": Selector(puct, open_puct, 2.0, GUIDED, largest=0.05),
-    "gumbel": Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True),
-    "restart": Selector(None, restart, 0.0, 0.0),
-    "best-first": Selector(None, None, 0.0, 0.0),
-    "phs": Selector(None, None, 100.0, 2.0, priority=phs),
-}
+UCB1 = Selector(ucb1, open_ucb1, 2**0.5, 2**0.5)
+PUCT = Selector(puct, open_puct, 2.0, GUIDED, largest=0.05)
+GUMBEL = Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True)
+RESTART = Selector(None, restart, 0.0, 0.0)
+BEST_FIRST = Selector(None, None, 0.0, 0.0)
+PHS = Selector(None, None, 100.0, 2.0, priority=phs)
+# The list is that of the configuration's names: best-first is BEST_FIRST.
+SELECTORS: dict[str, Selector] = {name: globals()[name.upper().replace("-", "_")] for name in NAMES}
 
 
 def selector_of(named: str) -> Selector:
