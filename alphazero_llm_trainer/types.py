@@ -190,6 +190,11 @@ class Cost:
     seconds: float = 0.0
     dollars: float = 0.0
 
+    @property
+    def computed(self) -> int:
+        """Sampled and scored tokens: what a budget counts."""
+        return self.sampled_tokens + self.scored_tokens
+
     def add(self, other: Cost) -> None:
         """Add `other` to this cost in place."""
         for part in fields(self):

@@ -20,7 +20,7 @@ END = 0  # the fake policy's end-of-sequence token; every other token of it is a
 
 
 class ScriptedPolicy:
-    """FAKE policy (`search.driver.StepPolicy`): steps drawn from a seed, no model. A test tool,
+    """FAKE policy (`engine.protocol.StepPolicy`): steps drawn from a seed, no model. A test tool,
     never a student.
 
     One token a character. `words` different steps; after each step the response closes with
@@ -106,7 +106,7 @@ class Lines:
 
 
 class ScriptedTokens:
-    """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix.
+    """FAKE policy (`mcts.expansion.TokenPolicy`): next-token distributions are a hash of the prefix.
     A test tool.
 
     `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts
@@ -163,7 +163,7 @@ class ScriptedTokens:
 
 
 class ScriptedAdvisor:
-    """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere, where `wants` says so;
+    """FAKE teachers (`mcts.expansion.Advisor`): the same proposals everywhere, where `wants` says so;
     it keeps what it is asked and told.
     """
 

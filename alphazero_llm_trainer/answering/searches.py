@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config.load import Config
-from ..engine.protocol import ValueFunction, Verifier
+from ..engine.protocol import StepPolicy, ValueFunction, Verifier
 from ..mcts.driver import Search
-from ..mcts.expansion import Evaluate
-from ..mcts.steps import Advisor, StepPolicy
-from ..mcts.tokens import TokenPolicy
+from ..mcts.expansion import Advisor, Evaluate, TokenPolicy
 from ..policy.proposals import policy_of
 from ..problems.source import reading_of
 from ..rewards.perplexity import Perplexity

@@ -16,14 +16,15 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
 from ..engine.admission import Capabilities
-from ..engine.completions import all_or_none, sample_seed
-from ..engine.protocol import Drawn, EngineStats, Limits
+from ..engine.completions import sample_seed
+from ..engine.protocol import EngineStats, Limits
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking
-from ..types import NOTHING, Continuation, Cost, Direction, Opening, Problem, Step, text_of
+from ..types import NOTHING, Continuation, Cost, Opening, Problem, Step, text_of
 from .reply import Token
 from .server import SPARE, SYSTEM, ChatServer, Message
+from .steps import ServedSteps, chat_of
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so
@@ -203,52 +204,31 @@ def behind(tokens: Sequence[Token], length: int) -> list[Token]:
     return []
 
 
-class RemoteSteps:
-    """`mcts.steps.StepPolicy` over a server's chat: a continuation is one streamed sample.
+class RemoteSteps(ServedSteps):
+    """Steps over a server's chat: each sample is streamed.
 
-    The steps so far stand in one assistant's message as they were written, so that the model reads
-    its own chain. Where the server opens a new message behind it, the model is asked to go on
+    Where the server opens a new message behind the steps so far, the model is asked to go on
     (`AGAIN`), and what it repeats is left out.
 
     Args:
         temperature: of the samples.
     """
 
+    seed_of = staticmethod(sample_seed)
+
     def __init__(self, student: RemoteStudent, temperature: float) -> None:
         self.student, self.temperature = student, temperature
         self.silent: Counter[str] = Counter()  # by problem: replies in a row that say nothing
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        """None: the server alone knows them."""
-        return ()
+    async def greet(self, steps: Sequence[Step]) -> None:
+        """See `ChatServer.greet`."""
+        await self.student.engine.server.greet()
 
     async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,  # a server's model may repeat itself
+        self, problem: Problem, *given: Any, **more: Any
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the response's end or its limits, sampled side by side;
-        None: at the own temperature.
-
-        Raises:
-            EngineError: a sample failed; a RequestError where the server answers others.
-        """
-        question = self.student.messages or (
-            *self.student.opening.messages(problem.question),
-            {"role": "user", "content": problem.question},
-        )
-        await self.student.engine.server.greet()
-        warm, cost = self.temperature if temperature is None else temperature, Cost()
-        draws = [
-            self._draw(question, steps, sample_seed(seed, index), limits, warm, cost)
-            for index in range(n)
-        ]
-        drawn = await all_or_none(draws)
+        """See `ServedSteps`; samples that say nothing are counted."""
+        drawn, cost = await super().continuations(problem, *given, **more)
         for continuation in drawn:
             self.count_silence(problem, continuation.why)
         return drawn, cost
@@ -264,28 +244,30 @@ class RemoteSteps:
         if self.silent[problem.id] >= MOST_SILENT:
             raise RequestError(f"the server sent {MOST_SILENT} {SILENCES[why]} in a row")
 
-    async def _draw(
+    async def sample(
         self,
-        question: Sequence[Message],
-        prefix: Sequence[Step],
+        problem: Problem,
+        steps: Sequence[Step],
         seed: int,
         limits: Limits,
         temperature: float,
         cost: Cost,
     ) -> Continuation:
-        server, before = self.student.engine.server, text_of(prefix)
-        messages = [*question]
-        if prefix:
-            messages.append({"role": "assistant", "content": before})
-            if not server.goes_on:
-                messages.append({"role": "user", "content": AGAIN})
-        number, text, thought = self.student.draws, "", ""
-        self.student.draws += 1
+        """See `ServedSteps`."""
+        student, before = self.student, text_of(steps)
+        server, number = student.engine.server, student.draws
+        asked = {"role": "user", "content": problem.question}
+        question = student.messages or [*student.opening.messages(problem.question), asked]
+        messages = chat_of(question, steps)
+        if steps and not server.goes_on:
+            messages.append({"role": "user", "content": AGAIN})
+        text = thought = ""
+        student.draws += 1
         most = limits.tokens
-        if self.student.letters and any(UNSURE in step.logprobs for step in prefix):
+        if student.letters and any(UNSURE in step.logprobs for step in steps):
             # A step counts as one token there: how many it has is told by all samples' text.
-            taken = len(before) * server.cost.sampled_tokens / self.student.letters
-            most = min(most, max(1, self.student.max_tokens - round(taken)))
+            taken = len(before) * server.cost.sampled_tokens / student.letters
+            most = min(most, max(1, student.max_tokens - round(taken)))
         if most < server.least:  # it takes no request for so few: they are lost to the answer
             cost.sampled_tokens += most
             return Continuation((), ended=False, cut=True)
@@ -298,7 +280,7 @@ class RemoteSteps:
             temperature=temperature,
             max_tokens=most,
             seed=seed,
-            going_on=bool(prefix) and server.goes_on,
+            going_on=bool(steps) and server.goes_on,
         )
         async with aclosing(stream) as parts:
             async for part in parts:
@@ -308,13 +290,13 @@ class RemoteSteps:
                 text += part.text
                 tokens += part.tokens
                 thought, finish = thought + part.hidden, part.finish or finish
-                self.student.heard(number, before + text)
+                student.heard(number, before + text)
                 new = self._new(text, before)
                 closes = server.closes and part.tokens and "\n" in part.text
                 if closes and self._full(new, before, limits):
                     break
         cost.add(own)
-        self.student.letters += len(text) + len(thought)
+        student.letters += len(text) + len(thought)
         new = self._new(text, before)
         if new != text:
             tokens = behind(
@@ -324,10 +306,10 @@ class RemoteSteps:
         if why is None and finish == "length" and own.sampled_tokens + SPARE < most:
             why = "server"
         if why in SILENCES:
-            self.student.silences[SILENCES[why]] += 1
+            student.silences[SILENCES[why]] += 1
             finish = "length"
             if not new.strip():
-                end = Step((self.student.tokenizer.of(b""),), (0.0,), "")
+                end = Step((student.tokenizer.of(b""),), (0.0,), "")
                 return Continuation((end,), ended=False, cut=True, why=why)
         return replace(self._continuation(new, tokens, finish, before, limits), why=why)
 
@@ -396,11 +378,9 @@ class RemoteSteps:
             steps.append(Step((*last.token_ids, number(b"")), (*last.logprobs, 0.0), last.text))
         return tuple(steps)
 
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]:
-        """A step that somebody else wrote, as it stands."""
-        line = text.rstrip("\n")
-        final = is_final(line, text_of(steps))
-        [step] = self._steps([line if final else line + "\n"], (), final)
-        return Continuation((step,), ended=final, source=source, direction=direction), Cost()
+    async def read_step(
+        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+    ) -> tuple[Step, Cost]:
+        """The text as it stands."""
+        [step] = self._steps([text], (), ended)
+        return step, Cost()

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EngineError
-from ..types import Cost, Direction, Problem, Step
+from ..grading.answers import is_final
+from ..types import Continuation, Cost, Direction, Problem, Step, text_of
 from .admission import Capabilities, check_ids, check_request, check_tokens
 from .step_ends import StepEnds
 
@@ -326,6 +327,53 @@ class Limits:
     steps: int
     tokens: int
     by: str = "length"
+
+
+class StepPolicy(ABC):
+    """The student as step-level search sees it. `Cost` of every call is returned with its result.
+
+    `lead` is what a response's text begins with that stands in its prompt.
+    """
+
+    lead = ""
+
+    @abstractmethod
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """Token ids of the prompt that asks a problem's question."""
+
+    @abstractmethod
+    async def continuations(
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
+        without: Drawn | None = None,
+    ) -> tuple[list[Continuation], Cost]:
+        """`n` continuations of `steps` to the end of the response or its limits, each cut into
+        steps; None: at the policy's own temperature.
+
+        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that;
+        what was drawn is told with its chance at the own temperature (`Continuation.drawn`).
+        Without `without` draws may repeat, and a server's may always.
+        """
+
+    async def adopt(
+        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+    ) -> tuple[Continuation, Cost]:
+        """A step that somebody else wrote."""
+        line = text.rstrip("\n")
+        final = is_final(line, text_of(steps) if steps else self.lead)
+        step, cost = await self.read_step(problem, steps, line if final else line + "\n", final)
+        return Continuation((step,), ended=final, source=source, direction=direction), cost
+
+    @abstractmethod
+    async def read_step(
+        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+    ) -> tuple[Step, Cost]:
+        """The step after `steps` that has this text; `ended`: and ends the response."""
 
 
 @dataclass(frozen=True, slots=True)

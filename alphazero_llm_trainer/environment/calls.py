@@ -4,7 +4,6 @@ search over them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +11,13 @@ import aiohttp
 
 from ..chat.reply import UsageBody, finish_of
 from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE
+from ..chat.steps import ServedSteps, chat_of
 from ..config.sections import SearchConfig
-from ..engine.protocol import Drawn, Generated, Limits
+from ..engine.protocol import Generated, Limits
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
-from ..grading.answers import is_final
 from ..mcts.seeds import derive_seed
-from ..types import Continuation, Cost, Direction, Problem, Step, ids_of, text_of
+from ..types import Continuation, Cost, Problem, Step, ids_of, text_of
 from .frozen import FrozenStudent
 
 NEEDS = (
@@ -73,13 +72,11 @@ def prompt_of(cost: Cost) -> int:
     return cost.prompt_tokens + cost.cached_tokens
 
 
-class ChatSteps:
-    """`search.driver.StepPolicy` over chat calls: a continuation is one call, which goes on from
-    the steps before it.
+class ChatSteps(ServedSteps):
+    """Steps over chat calls: a continuation is one call.
 
-    These stand in one assistant's message as they were written, so that the model reads the tokens
-    of its own chain and no turns that it never had. Steps carry the embedded student's token ids
-    where it is the one that answers, and text alone elsewhere.
+    Steps carry the embedded student's token ids where it is the one that answers, and text alone
+    elsewhere.
 
     Args:
         chat: the rollout's calls.
@@ -88,6 +85,8 @@ class ChatSteps:
         frozen: the embedded student when it answers, else None.
     """
 
+    seed_of = staticmethod(derive_seed)
+
     def __init__(
         self,
         chat: ChatCalls,
@@ -95,77 +94,57 @@ class ChatSteps:
         settings: SearchConfig,
         frozen: FrozenStudent | None,
     ) -> None:
-        self.chat, self.opening, self.settings, self.frozen = chat, list(opening), settings, frozen
+        self.chat, self.opening, self.settings, self.frozen = chat, opening, settings, frozen
+        self.temperature = settings.temperature
         # prompt tokens of the question alone, until the server is known to go on from a message
         self._asked = 0
 
-    async def continuations(
+    async def sample(
         self,
         problem: Problem,
         steps: Sequence[Step],
-        n: int,
         seed: int,
         limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,  # a server's model may repeat itself
-    ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response or its limits, sampled side by
-        side.
-
-        None takes the harness's own temperature.
-
-        Raises:
-            EngineError: a call got no answer, or the server doesn't go on from `steps`.
-        """
-        warm = self.settings.temperature if temperature is None else temperature
-        if steps:
-            await self._check_server()
-        drawn = await asyncio.gather(
-            *(self._draw(steps, derive_seed(seed, i), limits, warm) for i in range(n))
-        )
-        cost = Cost()
-        for _, spent in drawn:
-            cost.add(spent)
-        return [continuation for continuation, _ in drawn], cost
-
-    async def _draw(
-        self, prefix: Sequence[Step], seed: int, limits: Limits, temperature: float
-    ) -> tuple[Continuation, Cost]:
+        temperature: float,
+        cost: Cost,
+    ) -> Continuation:
+        """See `ServedSteps`."""
         parameters: dict[str, Any] = {
             "temperature": temperature,
             "max_tokens": limits.tokens,
             "seed": seed % 2**SEED_BITS,
         }
-        if prefix:
+        if steps:
             parameters |= GOING_ON
         if self.frozen is not None:
             parameters["return_token_ids"] = True
-        choice, cost = await self.chat(self.messages(prefix), **parameters)
-        if not prefix:
-            self._asked = prompt_of(cost)
+        choice, spent = await self.chat(self.messages(steps), **parameters)
+        cost.add(spent)
+        if not steps:
+            self._asked = prompt_of(spent)
         ended = finish_of(choice.get("finish_reason")) != "length"
         if self.frozen is None:
             text = choice["message"].get("content") or ""
-            steps, read = response_steps(text, self.settings.step, text_of(prefix))
+            texts, read = response_steps(text, self.settings.step, text_of(steps))
             drawn = Continuation(
-                tuple(Step((), (), step) for step in steps), ended and read, cut=read and not ended
+                tuple(Step((), (), step) for step in texts), ended and read, cut=read and not ended
             )
         else:
             ids, logprobs = tuple(choice["token_ids"]), tuple(choice["token_logprobs"])
             drawn = self.frozen.steps.cut(
-                Generated(ids, logprobs, "eos" if ended else "length"), prefix
+                Generated(ids, logprobs, "eos" if ended else "length"), steps
             )
         if len(drawn.steps) > limits.steps:
-            drawn = Continuation(drawn.steps[: limits.steps], ended=False)
-        return drawn, cost
+            return Continuation(drawn.steps[: limits.steps], ended=False)
+        return drawn
 
-    async def _check_server(self) -> None:
+    async def greet(self, steps: Sequence[Step]) -> None:
         """Raise EngineError for a server that takes the parameter and ignores it.
 
         A message that goes on is as many tokens longer than the question alone as it has; one that
         was closed, with a new one opened behind it, has the chat's own tokens too.
         """
-        if self.frozen is not None or not self._asked:
+        if not steps or self.frozen is not None or not self._asked:
             return  # asked once, and nothing is known where a server tells no usage
         begun = [*self.opening, {"role": "assistant", "content": PROBE}]
         _, cost = await self.chat(begun, temperature=0.0, max_tokens=1, **GOING_ON)
@@ -176,20 +155,13 @@ class ChatSteps:
             )
         self._asked = 0
 
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]:
-        """A step that somebody else wrote, as it stands."""
-        line = text.rstrip("\n")
-        final = is_final(line, text_of(steps))
-        written = line if final else line + "\n"
-        ids = () if self.frozen is None else self.frozen.encode(written, final, ids_of(steps))
-        return Continuation(
-            (Step(ids, (), written),), ended=final, source=source, direction=direction
-        ), Cost()
+    async def read_step(
+        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+    ) -> tuple[Step, Cost]:
+        """The text as it stands."""
+        ids = () if self.frozen is None else self.frozen.encode(text, ended, ids_of(steps))
+        return Step(ids, (), text), Cost()
 
     def messages(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        """The opening, and the steps so far in one assistant's message."""
-        if not steps:
-            return self.opening
-        return [*self.opening, {"role": "assistant", "content": text_of(steps)}]
+        """See `chat_of`."""
+        return chat_of(self.opening, steps)

@@ -121,6 +121,11 @@ class Mcts:
         # each that has come.
         self._pending: dict[Leaf, LeafEvaluation | None] = {}
 
+    @property
+    def left(self) -> int:
+        """How many simulations are still to come."""
+        return self.simulations - self.simulation
+
     def ask(self, n: int = 1) -> list[Leaf]:
         """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the
         simulations are over.

@@ -4,15 +4,13 @@ for, each token once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
 from ..errors import EngineError
-from ..tree.arena import WHOLE
-from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
-from .choose import Reading
+from ..types import Cost, Problem, Step, ids_of, text_of
 
 
 class ReadTokens:
@@ -122,23 +120,6 @@ class MeteredVerifier(Metered):
         return judged
 
 
-def valued_by(
-    value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading
-) -> Any:
-    """A terminal reward (`steps.Evaluate`) without gold: V of the whole response; 0 where it states
-    no answer.
-    """
-
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
-        if verdict not in WHOLE or reading(text_of(steps)) is None:
-            return RewardParts(total=0.0)
-        return RewardParts(total=await value(prompt_ids(problem) + ids_of(steps)))
-
-    return evaluate
-
-
 @dataclass(frozen=True, slots=True)
 class Paid:
     """What a budget pays for beside drawn tokens: grading reads each of them once more (`again`),
@@ -157,6 +138,3 @@ class Paid:
     def least(self, prefix: int, width: int = 1) -> int:
         """What a continuation by one token takes."""
         return prefix * self.whole + width + self.again
-
-
-FREE = Paid()

@@ -5,79 +5,27 @@ their grades.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ..engine.protocol import Drawn, Limits, TeacherProposal
+from ..engine.protocol import Limits, StepPolicy, TeacherProposal
 from ..errors import RequestError
 from ..grading.answers import is_final
 from ..tree.extract import BUDGET, THOUGHT_SPENT
-from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of, text_of
-from .expansion import Expansion
+from ..types import Continuation, Direction, RewardParts, Step, ids_of, text_of
+from .expansion import Advisor, Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
 from .waiting import together
 
 
-class StepPolicy(Protocol):
-    """The student as step-level search sees it."""
-
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,
-    ) -> tuple[list[Continuation], Cost]: ...
-
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]: ...
-
-
-class Advisor(Protocol):
-    """The teachers as the search sees them: one that fails proposes nothing. They keep their own
-    ledgers of cost.
-    """
-
-    def asks(self, agreement: float, best: float) -> bool:
-        """Whether to ask where the student's continuations agree and came out like this (see
-        `student_standing`).
-        """
-        ...
-
-    async def propose(
-        self, problem: Problem, steps: Sequence[str], seed: int
-    ) -> list[TeacherProposal]: ...
-
-    def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
-        """What a proposal's rollout earned, and what the student's continuations beside it earned
-        on average.
-        """
-        ...
-
-
-# (problem, response, the rule's verdict) -> whether the response is finished: an optional model's
-# opinion.
-Finished = Callable[[Problem, str, bool], Awaitable[bool]]
-
-
-@dataclass
-class StepExpansion(Expansion):
+class StepExpansion(Expansion[StepPolicy]):
     """Evaluates the leaves of one tree whose nodes are reasoning steps.
 
     With rollouts the policy's continuations run to the end of the response and earn their rewards.
     Without (`search.rollout: none`) they are one step long, and the value network's V of the leaf
     is what is backed up.
     """
-
-    prompt: tuple[int, ...] = ()  # what `value` reads first
-    advisor: Advisor | None = None
-    finished: Finished | None = None
 
     def least(self, node: int) -> int:
         """One token a sample, V of the leaf, and what grading takes."""
@@ -89,65 +37,70 @@ class StepExpansion(Expansion):
         """The leaf's playouts: the student's continuations, then each teacher's step with the
         student's rollout.
         """
-        settings, tree = self.settings, self.tree
-        steps = tree.steps(leaf.node)
-        ids, estimate = ids_of(steps), None
+        steps, estimate = self.tree.steps(leaf.node), None
         if self.value is not None:
-            state = self.prompt + ids
+            state = self.prompt + ids_of(steps)
             left = None if left is None else left - self.value.price(state)
             estimate = await self.value(state)
         # Shared out beforehand, so that no draw can take the search over its budget.
-        limits = self.limits(
-            steps, None if left is None else self.paid.room(left // settings.samples, len(ids))
-        )
-        if limits is None:
-            return LeafEvaluation(estimate=estimate, value=None if self.rolls else estimate)
-        draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
-        asked = limits if self.rolls else replace(limits, steps=1)
-        before = self.cost.sampled_tokens + self.cost.scored_tokens
-        continuations, spent = await self.policy.continuations(
-            self.problem, steps, settings.samples, draw, asked
-        )
-        self.cost.add(spent)
-        directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
-        playouts = await self.played(steps, directions, continuations, limits)
-        if self.advisor is not None and self.advisor.asks(
-            *self.student_standing(steps, playouts, estimate)
-        ):
-            if left is not None:
-                left = max(left - (self.cost.sampled_tokens + self.cost.scored_tokens - before), 0)
-            taught = await self.taught(self.advisor, steps, draw, asked, left)
-            more = await self.played(
-                steps, directions, [continuation for _, continuation in taught], limits
-            )
-            # The teachers learn what came of their proposals, unless either side has no grade yet.
-            own = [playout.reward.total for playout in playouts if playout.reward is not None]
-            for (proposal, _), playout in zip(taught, more, strict=True):
-                if playout.reward is not None and own:
-                    self.advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
-            playouts += more
-        if not self.rolls:
-            return LeafEvaluation(playouts=playouts, estimate=estimate, value=estimate)
+        limits = self.limits(steps, left, self.settings.samples)
+        playouts: list[Playout] = []
+        if limits is not None:
+            draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
+            asked = limits if self.rolls else replace(limits, steps=1)
+            before = self.cost.computed
+            drawn = await self.draw(steps, self.settings.samples, draw, asked)
+            playouts = await self.play_all(leaf.node, drawn, limits)
+            advisor = self.parts.advisor
+            standing = self.student_standing(steps, playouts, estimate)
+            if advisor is not None and advisor.asks(*standing):
+                left = None if left is None else max(left - self.cost.computed + before, 0)
+                proposed = await self.ask_teachers(advisor, steps, draw, asked, left)
+                more = await self.play_all(leaf.node, [step for _, step in proposed], limits)
+                # The teachers learn what came of their proposals, unless either side has no grade
+                # yet.
+                own = [playout.reward.total for playout in playouts if playout.reward is not None]
+                for (proposal, _), playout in zip(proposed, more, strict=True):
+                    if playout.reward is not None and own:
+                        advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
+                playouts += more
         return LeafEvaluation(
-            playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight
+            playouts,
+            estimate=estimate,
+            value=None if self.rolls else estimate,
+            rollout_weight=self.rollout_weight,
         )
 
-    async def played(
-        self,
-        prefix: list[Step],
-        directions: list[Direction],
-        continuations: list[Continuation],
-        limits: Limits,
+    async def draw(
+        self, steps: Sequence[Step], n: int, seed: int, limits: Limits
+    ) -> list[Continuation]:
+        """The policy's continuations of `steps`, paid for."""
+        drawn, spent = await self.policy.continuations(self.problem, steps, n, seed, limits)
+        self.cost.add(spent)
+        return drawn
+
+    async def play_all(
+        self, node: int, continuations: list[Continuation], limits: Limits
     ) -> list[Playout]:
-        """The continuations as the terminal checker, if any, leaves them, with their grades."""
-        finished = self.finished
-        if finished is not None:
-            continuations = list(
-                await together(*(self.checked(finished, prefix, c) for c in continuations))
-            )
-        return list(
-            await together(*(self.graded(prefix, directions, c, limits) for c in continuations))
+        """The continuations of `node` with their grades."""
+        return await together(*(self.play(node, each, limits) for each in continuations))
+
+    async def play(self, node: int, continuation: Continuation, limits: Limits) -> Playout:
+        """The continuation as the terminal checker, if any, leaves it, with its end's verdict and
+        reward; neither where it is a single step that goes on.
+        """
+        prefix = self.tree.steps(node)
+        continuation = await self.check_end(prefix, continuation)
+        over = (
+            self.rolls
+            or continuation.ended
+            or continuation.checked
+            or len(prefix) + 1 >= self.settings.max_depth
+            or not continuation.steps
         )
+        if not over and verdict(continuation, limits, prefix) != "answer":
+            return Playout(continuation, None, None)
+        return Playout(continuation, *await self.end(node, continuation, limits))
 
     def student_standing(
         self, prefix: list[Step], playouts: Sequence[Playout], estimate: float | None
@@ -162,64 +115,38 @@ class StepExpansion(Expansion):
         said: Counter[str] = Counter()
         for playout in playouts:
             steps = playout.continuation.steps
-            text = (
-                (self.reading(text_of((*prefix, *steps))) or "")
-                if self.rolls
-                else text_of(steps[:1])
-            )
-            said[text] += bool(text)
+            whole = text_of((*prefix, *steps))
+            said[(self.reading(whole) or "") if self.rolls else text_of(steps[:1])] += 1
+        del said[""]
         rewards = [p.reward for p in playouts if p.reward is not None]
         grades = [reward.total if reward.grade is None else reward.grade for reward in rewards]
         if not grades and estimate is not None:
             grades = [estimate]
         return max(said.values(), default=0) / max(len(playouts), 1), max(grades, default=0.0)
 
-    async def graded(
-        self,
-        prefix: list[Step],
-        directions: list[Direction],
-        continuation: Continuation,
-        limits: Limits,
-    ) -> Playout:
-        """The continuation with its end's verdict and reward; neither where it is a single step
-        that goes on.
-        """
-        over = (
-            self.rolls
-            or continuation.ended
-            or continuation.checked
-            or len(prefix) + 1 >= self.settings.max_depth
-        )
-        if not over and continuation.steps and verdict(continuation, limits, prefix) != "answer":
-            return Playout(continuation, None, None)
-        return Playout(continuation, *await self.end(prefix, directions, continuation, limits))
-
     async def end(
-        self,
-        prefix: list[Step],
-        directions: list[Direction],
-        continuation: Continuation,
-        limits: Limits,
+        self, node: int, continuation: Continuation, limits: Limits
     ) -> tuple[str, RewardParts]:
         """The verdict and reward of a response's end."""
-        asked = [
-            *directions,
+        tree, steps = self.tree, continuation.steps
+        directions = [
+            *(Direction(tree.direction[above]) for above in tree.path(node)),
             continuation.direction,
-            *([Direction.NONE] * (len(continuation.steps) - 1)),
+            *([Direction.NONE] * (len(steps) - 1)),
         ]
+        prefix = tree.steps(node)
         why = verdict(continuation, limits, prefix)
-        return why, await self.grade([*prefix, *continuation.steps], asked, why)
+        return why, await self.grade([*prefix, *steps], directions, why)
 
-    async def taught(
+    async def ask_teachers(
         self, advisor: Advisor, steps: list[Step], seed: int, limits: Limits, left: int | None
     ) -> list[tuple[TeacherProposal, Continuation]]:
         """The teachers' proposals and steps, each followed by one rollout of the student unless it
         ends the response.
         """
-        proposals = await advisor.propose(
-            self.problem, [step.text.rstrip("\n") for step in steps], seed
-        )
-        taught = []
+        lines = [step.text.rstrip("\n") for step in steps]
+        proposals = await advisor.propose(self.problem, lines, seed)
+        adopted = []
         for i, proposal in enumerate(proposals):
             try:
                 step, spent = await self.policy.adopt(
@@ -234,34 +161,31 @@ class StepExpansion(Expansion):
                 continue  # a line too long for what is left of the response
             if left is not None:
                 # The line itself was read before its length was known, and grading will read it.
-                taken = spent.scored_tokens + line * self.paid.again
-                tokens = min(
-                    tokens, self.paid.room(left // len(proposals) - taken, len(ids_of(steps)))
-                )
+                rest = left // len(proposals) - spent.scored_tokens - line * self.paid.again
+                tokens = min(tokens, self.paid.room(rest, len(ids_of(steps))))
             if not step.ended and tokens > 0 and limits.steps > 1:
-                rest = replace(limits, steps=limits.steps - 1, tokens=tokens)
-                [rollout], spent = await self.policy.continuations(
-                    self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
+                [rollout] = await self.draw(
+                    [*steps, *step.steps],
+                    1,
+                    derive_seed(seed, "teacher", i),
+                    replace(limits, steps=limits.steps - 1, tokens=tokens),
                 )
-                self.cost.add(spent)
                 step = replace(
                     step, steps=step.steps + rollout.steps, ended=rollout.ended, cut=rollout.cut
                 )
-            taught.append((proposal, step))
-        return taught
+            adopted.append((proposal, step))
+        return adopted
 
-    async def checked(
-        self, finished: Finished, prefix: list[Step], continuation: Continuation
-    ) -> Continuation:
-        """The continuation up to the first step after which the terminal checker calls the response
-        finished.
+    async def check_end(self, prefix: list[Step], continuation: Continuation) -> Continuation:
+        """The continuation up to the first step after which the terminal checker, if any, calls the
+        response finished.
 
         Asked only where the rule finds no final-answer line; the step after which it says yes is
         the last one.
         """
-        steps = continuation.steps
+        steps, finished = continuation.steps, self.parts.finished
         text = text_of(prefix)
-        if not steps or is_final(steps[-1].text, text + text_of(steps[:-1])):
+        if not finished or not steps or is_final(steps[-1].text, text + text_of(steps[:-1])):
             return continuation
         for i, step in enumerate(steps, 1):
             text += step.text
@@ -276,20 +200,12 @@ class StepExpansion(Expansion):
         """Go on from `node`, the end of the most visited path, to a response's end; returns its
         terminal node.
         """
-        tree = self.tree
-        if self.rolls or tree.verdict[node] is not None:
+        tree, steps = self.tree, self.tree.steps(node)
+        limits = self.limits(steps, left)
+        if self.rolls or tree.verdict[node] is not None or limits is None:
             return node
-        steps = tree.steps(node)
-        limits = self.limits(
-            steps, None if left is None else self.paid.room(left, len(ids_of(steps)))
-        )
-        if limits is None:
-            return node
-        seed = derive_seed(self.seed, "final")
-        [last], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits)
-        self.cost.add(spent)
-        directions = [Direction(tree.direction[above]) for above in tree.path(node)]
-        why, reward = await self.end(steps, directions, last, limits)
+        [last] = await self.draw(steps, 1, derive_seed(self.seed, "final"), limits)
+        why, reward = await self.end(node, last, limits)
         for step in last.steps:
             node = tree.attach(node, step)
         if tree.verdict[node] is None and not tree.children[node]:

@@ -8,14 +8,13 @@ model's vocabulary).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from ..engine.protocol import Generated
 from ..tree.arena import ROOT, Rollout
-from ..types import Cost, Direction, Problem, RewardParts, Step
-from .expansion import Expansion
+from ..types import Direction, RewardParts, Step
+from .expansion import Expansion, TokenPolicy
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
 from .seeds import derive_seed
@@ -25,77 +24,31 @@ PREFIX_PROBABILITY = 0.5  # data generation: how often a prefix is taken
 PREFIX_TOKENS = 15  # and its longest
 
 
-class TokenPolicy(Protocol):
-    """The student as token-level search sees it: token ids in, token ids out. `context`: prompt and
-    response, tokens.
-    """
-
-    context: int
-
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]: ...
-
-    def text(self, token_ids: tuple[int, ...]) -> str: ...
-
-    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
-        """A response as reasoning steps, for its reward."""
-        ...
-
-    def verdict(self, response: tuple[int, ...]) -> str | None:
-        """Why a response is finished after its last token ("answer", "ended"), or None where it
-        goes on.
-        """
-        ...
-
-    async def rollout(
-        self,
-        prompt: tuple[int, ...],
-        response: tuple[int, ...],
-        kind: str,
-        limit: int,
-        seed: int,
-        top_k: int,
-    ) -> tuple[Generated, Cost]:
-        """Go on after `response` to its end ("sample", "greedy" or "beam"), `limit` tokens at most,
-        with each step's `top_k` next tokens.
-        """
-        ...
-
-    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
-        """The k likeliest next tokens with their log-probabilities (nats), likeliest first."""
-        ...
+# A graded rollout from some node on, and the likeliest tokens at each of its steps.
+_Rolled = tuple[Rollout, tuple[tuple[tuple[int, float], ...], ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rolled:
-    """A graded rollout: what was generated from some node on, and the whole response's verdict and
-    reward.
-    """
-
-    generated: Generated
-    verdict: str
-    reward: RewardParts
-
-
-@dataclass
-class TokenExpansion(Expansion):
+class TokenExpansion(Expansion[TokenPolicy]):
     """Evaluates the leaves of one tree whose nodes are tokens.
 
     Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of
     every node along it, so that those nodes expand and are valued with no call at all.
-
-    `generating`: the root may be moved.
     """
 
-    generating: bool = False
-
-    def __post_init__(self) -> None:
-        self.prompt = self.policy.prompt_ids(self.problem)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.text = self.policy.text  # tokens don't always decode one by one; lines do
         # Tokens of a response at most.
         self.longest = min(self.settings.max_tokens, self.policy.context - len(self.prompt))
         # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is
         # its first use.
         self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
         self.beams = self.settings.beam if self.settings.rollout == "beam" else 1
+
+    @property
+    def draws(self) -> int:
+        """All children are there after one evaluation."""
+        return self.settings.candidates
 
     def least(self, node: int) -> int:
         """One token of a rollout, V of the leaf, and what grading takes."""
@@ -107,21 +60,20 @@ class TokenExpansion(Expansion):
         """For data generation: a random prefix of a first rollout moves the root deeper, so that
         states of the middle are searched as well.
         """
-        if not self.generating or len(self.tree) > 1:
+        if not self.parts.generating or len(self.tree) > 1:
             return
-        rolled = await self._roll(
-            (), (), max(self._room(0, left), 1), derive_seed(self.seed, "first")
-        )
+        limit = max(self._room(0, left), 1)
+        rollout, top = await self._roll((), (), limit, derive_seed(self.seed, "first"))
         rng = Random(derive_seed(self.seed, "prefix"))
         moves, length = rng.random() < PREFIX_PROBABILITY, rng.randint(0, PREFIX_TOKENS)
-        length = min(length, len(rolled.generated.token_ids) - 1)
+        length = min(length, len(rollout.token_ids) - 1)
         node = ROOT
         if moves and length > 0:
-            ids, logprobs = rolled.generated.token_ids[:length], rolled.generated.logprobs[:length]
+            ids, logprobs = rollout.token_ids[:length], rollout.logprobs[:length]
             self.tree.expand(ROOT, [Step(ids, logprobs, self.policy.text(ids))], [1.0])
             self.tree.expanded[ROOT] = True
             node = ROOT + 1
-        self._known[self._key(node)] = rolled, len(self.tree.sequence(node)[0]), True
+        self._known[self._key(node)] = (rollout, top), len(self.tree.sequence(node)[0]), True
 
     async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """Children and the value of one leaf, or its reward where the response ends there."""
@@ -147,32 +99,25 @@ class TokenExpansion(Expansion):
             known, estimate = (rolled, 0, True), values[0] if values else None
         elif self.value is not None:
             estimate = await self.value(self.prompt + ids)
+        rollouts: tuple[Rollout, ...] = ()
+        backed_up = estimate
         if known is None:
             top, spent = await self.policy.topk(self.prompt + ids, settings.top_k)
             self.cost.add(spent)
-            rollouts: tuple[Rollout, ...] = ()
-            backed_up = estimate
         else:
-            rolled, at, new = known
-            assert rolled.generated.top is not None
-            top = list(rolled.generated.top[at])
-            rollouts = (self._rollout(node, rolled, at, int(new)),)
-            earned = rolled.reward.total
+            (rollout, tops), at, new = known
+            top = list(tops[at])
+            rollouts = (part_of(rollout, node, at, int(new)),)
             weight = self.rollout_weight if self.rolls else 0.0
+            earned = rollout.reward
             backed_up = earned if estimate is None else mix(estimate, earned, weight)
-            self._remember(node, rolled, at)
+            if settings.rollout == "greedy" and at + 1 < len(rollout.token_ids):
+                # From its own next token's node on, it is the rollout from there.
+                self._known[node, rollout.token_ids[at : at + 1]] = (rollout, tops), at + 1, False
         steps, priors = self._children(top)
         return LeafEvaluation(
             steps=steps, priors=priors, estimate=estimate, value=backed_up, rollouts=rollouts
         )
-
-    def _remember(self, node: int, rolled: _Rolled, at: int) -> None:
-        """A greedy rollout from here is, from its own next token's node on, the rollout from
-        there.
-        """
-        ids = rolled.generated.token_ids
-        if self.settings.rollout == "greedy" and at + 1 < len(ids):
-            self._known[node, ids[at : at + 1]] = rolled, at + 1, False
 
     def _room(self, prefix: int, left: int | None) -> int:
         """Tokens of the longest rollout after `prefix` tokens that the limits allow and `left`
@@ -195,6 +140,7 @@ class TokenExpansion(Expansion):
     ) -> _Rolled:
         """A rollout after the response `ids`, graded."""
         settings = self.settings
+        assert settings.rollout is not None, "the driver chose one"
         kind = settings.rollout if self.rolls else "greedy"
         generated, spent = await self.policy.rollout(
             self.prompt, ids, kind, limit, seed, settings.top_k
@@ -202,30 +148,26 @@ class TokenExpansion(Expansion):
         self.cost.add(spent)
         whole = ids + generated.token_ids
         verdict = self.policy.verdict(whole) or "length"
-        return _Rolled(
-            generated, verdict, await self._grade(whole, logprobs + generated.logprobs, verdict)
+        reward = await self._grade(whole, logprobs + generated.logprobs, verdict)
+        assert generated.top is not None
+        rollout = Rollout(
+            ROOT,
+            generated.token_ids,
+            generated.logprobs,
+            "",  # written when the search is over: most rollouts are merged before
+            verdict,
+            reward.total,
+            reward.hre,
+            reward.pre,
+            outcome=reward.outcome,
         )
+        return rollout, generated.top
 
     async def _grade(
         self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str
     ) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
         return await self.grade(lines, [Direction.NONE] * len(lines), verdict)
-
-    def _rollout(self, node: int, rolled: _Rolled, at: int, samples: int) -> Rollout:
-        generated, reward = rolled.generated, rolled.reward
-        return Rollout(
-            node,
-            generated.token_ids[at:],
-            generated.logprobs[at:],
-            "",  # written when the search is over: most rollouts are merged before
-            rolled.verdict,
-            reward.total,
-            reward.hre,
-            reward.pre,
-            samples=samples,
-            outcome=reward.outcome,
-        )
 
     async def close(self, node: int, left: int | None) -> int:
         """Without rollouts in the search: one from `node`, the end of the most visited path. Then
@@ -235,7 +177,13 @@ class TokenExpansion(Expansion):
             ids, logprobs = self.tree.sequence(node)
             room = self._room(len(ids), left)
             if room > 0:
-                rolled = await self._roll(ids, logprobs, room, derive_seed(self.seed, "final"))
-                self.tree.rollouts.append(self._rollout(node, rolled, 0, 1))
+                rollout, _ = await self._roll(ids, logprobs, room, derive_seed(self.seed, "final"))
+                self.tree.rollouts.append(part_of(rollout, node, 0, 1))
         self.tree.sink_rollouts(self.policy.text)
         return node
+
+
+def part_of(rollout: Rollout, node: int, at: int, samples: int) -> Rollout:
+    """What a rollout is from `node` on, `at` of its tokens later."""
+    ids, logprobs = rollout.token_ids[at:], rollout.logprobs[at:]
+    return replace(rollout, node=node, token_ids=ids, logprobs=logprobs, samples=samples)

@@ -9,21 +9,23 @@ once: no rejected leaf is left unrepaired.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.protocol import Drawn, Judgement, Limits
+from ..engine.protocol import Drawn, Judgement, Limits, StepPolicy
 from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
+from ..tree.extract import accepted
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
+from .choose import voting
+from .descent import Arms, BestFirst, Live, Rule, opened
 from .expansion import Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
-from .metered import MeteredVerifier
+from .metered import MeteredVerifier, Paid
 from .seeds import derive_seed
+from .select import Selector
 from .steps import verdict
 
 
-@dataclass
-class VerifiedExpansion(Expansion):
+class VerifiedExpansion(Expansion[StepPolicy]):
     """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected
     step or its end.
 
@@ -40,13 +42,48 @@ class VerifiedExpansion(Expansion):
     A step that was not checked has no score.
     """
 
-    judge: MeteredVerifier = field(kw_only=True)
+    choice = draws = 1
 
-    def __post_init__(self) -> None:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        verifier = self.parts.verifier
+        assert verifier is not None
+        self.judge = MeteredVerifier(verifier, self.problem, self.prompt, self.cost)
+        self.evaluate = self.parts.evaluate if self.parts.generating else None
+        self.paid = Paid()  # what judging takes shows as a step is drawn
         # By the tokens before it: each step that was drawn, with log-probabilities at
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
+
+    @property
+    def vote(self) -> str:
+        """See `choose.voting`."""
+        return voting(self.settings.choose, True)
+
+    def make_arms(self, ends: bool) -> Arms:
+        """Each node can be drawn from again, and rejected steps are none."""
+        return Live(self.tree, self.settings.verify.patience, ends)
+
+    def make_rule(self, selector: Selector, exploration: float, arms: Arms) -> Rule:
+        """The selector's rule over a node's children and a step not drawn yet."""
+        if selector.open is not None:
+            return opened(selector.open, exploration, arms)
+        guided = self.parts.value is not None or self.judge.verifier.guides
+        return BestFirst(arms, selector.priority, exploration, guided)
+
+    @property
+    def reserve(self) -> int:
+        """Tokens of the chain that answers where none passed."""
+        if self.parts.generating or any(self.tree.reward):
+            return 0
+        return min(self.settings.verify.reserve, self.half)
+
+    def find_end(self, left: int) -> str | None:
+        """A response that was accepted ends the tree too, where nobody learns from it."""
+        if self.parts.generating or not accepted(self.tree, self.settings.verify.accept_above):
+            return super().find_end(left)
+        return "accepted"
 
     def least(self, node: int) -> int:
         """One token of the next step; what judging takes shows as it is drawn."""
@@ -215,9 +252,8 @@ class VerifiedExpansion(Expansion):
         limits = self.limits(steps, left)
         if limits is None:
             return node
-        last, _ = await self.draw(
-            steps, derive_seed(self.seed, "final"), limits, not tree.children[node]
-        )
+        seed = derive_seed(self.seed, "final")
+        last, _ = await self.draw(steps, seed, limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.
         ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
         text = text_of(last.steps)

@@ -11,6 +11,8 @@ async def together(*waits: Awaitable[Any]) -> list[Any]:
     """All results, in order. When one fails, the others are cancelled and waited for before its
     error goes on.
     """
+    if len(waits) == 1:
+        return [await waits[0]]
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         return list(await asyncio.gather(*tasks))

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits
+from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits, StepPolicy
 from ..grading.answers import is_final
-from ..types import Continuation, Cost, Direction, Problem, Step, ids_of, text_of
+from ..types import Continuation, Cost, Problem, Step, ids_of, text_of
 from .chat import Prompts
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def drawing_cost(prefix: tuple[int, ...], drawn: Sequence[Generated]) -> Cost:
     )
 
 
-class EngineSteps(Prompts):
+class EngineSteps(Prompts, StepPolicy):
     """Step proposals of a student's engine. `Cost` of every call is returned with its result.
 
     Args:
@@ -46,13 +46,7 @@ class EngineSteps(Prompts):
         temperature: float | None = None,
         without: Drawn | None = None,
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at
-        the own temperature.
-
-        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that;
-        what was drawn is told with its chance at the own temperature (`Continuation.drawn`).
-        Without `without` draws may repeat.
-        """
+        """See `StepPolicy`."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
         request = GenerateRequest(
             prompt_ids=prefix,
@@ -91,25 +85,18 @@ class EngineSteps(Prompts):
         tempered = None if generated.tempered is None else generated.tempered[:start]
         return Continuation(tuple(steps), ended, cut=read and goes_on, tempered=tempered)
 
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]:
-        """A step that somebody else wrote, tokenised once and scored under the student (its
-        snapshot at ingest).
-        """
-        line = text.rstrip("\n")
-        lead = "" if steps else self.lead
-        final = is_final(line, lead or text_of(steps))
-        before = ids_of(steps)
-        ids = self.student.encode_part(line if final else line + "\n", before)
+    async def read_step(
+        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+    ) -> tuple[Step, Cost]:
+        """The text tokenised once and scored under the student (its snapshot at ingest)."""
+        before, student = ids_of(steps), self.student
         # A line that spells an end token or a chat's marks has none of them.
-        special = set(self.student.tokenizer.all_special_ids)
-        ids = [token for token in ids if token not in special]
-        if final:
-            ids = [*ids, self.student.engine.eos_id]
+        special = set(student.tokenizer.all_special_ids)
+        ids = [token for token in student.encode_part(text, before) if token not in special]
+        if ended:
+            ids.append(student.engine.eos_id)
         prefix = self.prompt_ids(problem) + before
-        [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
-        step = Step(tuple(ids), tuple(logprobs), lead + self.student.decode_part(ids, before))
-        return Continuation((step,), ended=final, source=source, direction=direction), Cost(
-            scored_tokens=len(ids), calls=1
-        )
+        [logprobs] = await student.engine.score([(prefix, tuple(ids))])
+        lead = "" if steps else self.lead
+        step = Step(tuple(ids), tuple(logprobs), lead + student.decode_part(ids, before))
+        return step, Cost(scored_tokens=len(ids), calls=1)

@@ -27,7 +27,7 @@ PARTS_KEPT = 1000
 
 
 class EngineTokens(Prompts):
-    """`search.tokens.TokenPolicy` over a student. `Cost` of every call is returned with its
+    """`mcts.expansion.TokenPolicy` over a student. `Cost` of every call is returned with its
     result.
     """
 

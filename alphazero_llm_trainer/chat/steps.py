@@ -1,0 +1,70 @@
+"""A server's model as step-level search sees it: what all ways of calling it have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..engine.completions import all_or_none
+from ..engine.protocol import Drawn, Limits, StepPolicy
+from ..types import Continuation, Cost, Problem, Step, text_of
+
+
+class ServedSteps(StepPolicy):
+    """Steps of a server's model: a continuation is one sample of a chat.
+
+    The steps so far stand in one assistant's message as they were written, so that the model reads
+    its own chain and no turns that it never had. `seed_of` makes a sample's seed of the draw's and
+    its number.
+    """
+
+    seed_of: ClassVar[Callable[..., int]]
+    temperature: float  # of the samples
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """None: the server alone knows them."""
+        return ()
+
+    async def continuations(
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
+        without: Drawn | None = None,
+    ) -> tuple[list[Continuation], Cost]:
+        """The samples, side by side.
+
+        Raises:
+            EngineError: one failed; a RequestError where the server answers others.
+        """
+        await self.greet(steps)
+        cost, warm = Cost(), self.temperature if temperature is None else temperature
+        seeds = [self.seed_of(seed, index) for index in range(n)]
+        samples = [self.sample(problem, steps, each, limits, warm, cost) for each in seeds]
+        return await all_or_none(samples), cost
+
+    @abstractmethod
+    async def greet(self, steps: Sequence[Step]) -> None:
+        """Find out, once, what has to be known of the server to go on from `steps`."""
+
+    @abstractmethod
+    async def sample(
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        seed: int,
+        limits: Limits,
+        temperature: float,
+        cost: Cost,
+    ) -> Continuation:
+        """One continuation of `steps`, whose cost is added to `cost`."""
+
+
+def chat_of(opening: Sequence[Mapping[str, Any]], steps: Sequence[Step]) -> list[Any]:
+    """The messages that ask a question, and the steps so far in one assistant's message."""
+    begun = [{"role": "assistant", "content": text_of(steps)}] if steps else []
+    return [*opening, *begun]
