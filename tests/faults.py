@@ -107,6 +107,11 @@ def what_counts(record):
     return {**{key: value for key, value in record.items() if key != "cost"}, "tree": tree}
 
 
+def counted(folder):
+    """What counts of all trees in a folder, by key."""
+    return {key: what_counts(record) for key, record in trees_in(folder).items()}
+
+
 def forked(target):
     """A child of this process, already loaded, that runs `target` and says nothing."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts
+from faults import a_job, counted, forked, keys_of, trees_in, wait_for
 from support import grpo_config
 from tables import read_jsonl
 
@@ -309,12 +309,7 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypa
     monkeypatch.undo()
     assert set(trees_in(root)) == set(keys_of(job)) == kept and cuts >= 20
     run_sample(job, tmp_path / "on", resume=True)
-    assert trees_of(tmp_path / "on") == trees_of(root)
-
-
-def trees_of(folder):
-    """What counts of all trees in a folder, by key."""
-    return {key: what_counts(record) for key, record in trees_in(folder).items()}
+    assert counted(tmp_path / "on") == counted(root)
 
 
 # -- a disk that is full ---------------------------------------------------------------------------
@@ -361,7 +356,7 @@ def test_sample_on_a_full_disk_goes_on_with_every_tree_once(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "File too large" in said and said.count("\n") == 1
     run_sample(a_job(8), tmp_path / "out", resume=True)
-    assert trees_of(tmp_path / "out") == trees_of(tmp_path / "whole")
+    assert counted(tmp_path / "out") == counted(tmp_path / "whole")
 
 
 TRAIN = """

@@ -210,22 +210,6 @@ def test_rounds_bring_the_student_nearer_to_its_teacher(whole):
     assert "KL to the teacher" in (whole / "report.html").read_text()
 
 
-def test_from_a_checkpoint_it_goes_on_to_the_same_bits(whole, tmp_path):
-    run, (first, *_) = (
-        tmp_path / "run-001",
-        (whole / "journal.jsonl").read_bytes().split(b'{"key": "1/'),
-    )
-    run.mkdir()
-    shutil.copytree(whole / "checkpoint-8", run / "checkpoint-8")
-    (run / "journal.jsonl").write_bytes(first)
-    card = RunFolder(whole).read_card()
-    del card["after"]
-    write_json(run / "run.json", card)
-    assert train_main(["--resume", str(run), "-q"]) == 0
-    one, other = (load_file(each / "student" / "model.safetensors") for each in (whole, run))
-    torch.testing.assert_close(one, other, atol=0, rtol=0)
-
-
 # -- teachers --------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from xml.etree import ElementTree
 
 import pytest
-from support import grpo_config
+from finished import finished_run
 from tables import read_json, read_jsonl
 
 import alphazero_llm_trainer as az
@@ -15,15 +15,11 @@ from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.eval.greedy import Answers
 from alphazero_llm_trainer.eval.metrics import Interval, bootstrap_over_seeds, wilson
-from alphazero_llm_trainer.files import read_lines
+from alphazero_llm_trainer.files import read_lines, write_json
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
-from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.training import rewarded, validation, verdict
 from alphazero_llm_trainer.runs.evaluation import gain, summary
-from alphazero_llm_trainer.runs.folder import RunFolder
-from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 
 
 class Page:
@@ -45,25 +41,14 @@ class Page:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two finished runs of the embedded student that differ in one key."""
-    folder, found = tmp_path_factory.mktemp("checkpoints"), []
-    for epochs in (1, 2):
-        config = grpo_config(
-            [
-                *"""student=embedded rewards.use_student_model=false train.num_examples=16
-                train.questions_per_round=8 train.save_every=8 train.eval_size=12
-                train.validation_size=10 train.demonstrations=20 train.rows_per_round=16""".split(),
-                f"train.optimizer.epochs={epochs}",
-            ]
-        )
-        run = Run(prepare(config))
-        run.load()
-        made = RunFolder(folder / f"run-{epochs:03d}")
-        made.path.mkdir()
-        assert run.execute(made) is not None
-        write_report(made.path)
-        found.append(made.path)
-    return found
+    """A finished run, and it again as if it had differed in one key."""
+    run = finished_run("grpo", tmp_path_factory)
+    other = tmp_path_factory.mktemp("checkpoints") / "run-002"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
+    card = read_json(other / "run.json")
+    card["config"]["train"]["optimizer"]["epochs"] = 1
+    write_json(other / "run.json", card)
+    return [run, other]
 
 
 def test_a_finished_run_has_its_page(runs):
@@ -71,10 +56,10 @@ def test_a_finished_run_has_its_page(runs):
     card = read_json(runs[0] / "run.json")
     for name in ("before", "after"):
         assert f"{Interval(**card[name]['accuracy'])}" in page
-    assert "batch_size: 20" in page
-    card["config"]["train"]["validation_size"] = 200  # of which the source had 10
+    assert "batch_size: 5" in page
+    card["config"]["train"]["validation_size"] = 200  # of which the source had 12
     for _, share in validation(card, read_lines(runs[0] / "metrics.jsonl")):
-        assert share == wilson(round(10 * share.value), 10)
+        assert share == wilson(round(12 * share.value), 12)
     assert " → ".join(f"{card[n]['accuracy']['value']:.3f}" for n in ("before", "after")) in page
     assert f"{Interval(**card['gain']):+}" in page
     for title in ("Greedy accuracy, validation", "Loss", "Outcomes of the questions"):
@@ -114,7 +99,7 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs, tmp_path, cap
             line |= {"rows": 0, "all_wrong": 7, "all_right": 1}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert train_main(["--resume", str(run)]) == 0
-    said = "Nothing was learnt from search: no response to 16 questions was one to learn from (14"
+    said = "Nothing was learnt from search: no response to 24 questions was one to learn from (21"
     assert capsys.readouterr().out.startswith(said)
     page = Page(run / "report.html")
     assert said in page and "try easier problems" in page
@@ -153,7 +138,7 @@ def test_two_settings_over_seeds(runs, tmp_path, capsys):
     groups = json.loads((runs[0] / "run.json").read_text())["after"]["groups"]
     assert facts["gain"] == asdict(bootstrap_over_seeds(after, before, groups=groups))
     assert [side["name"] for side in facts["settings"]] == [
-        "train.optimizer.epochs=1", "train.optimizer.epochs=2",
+        "train.optimizer.epochs=2", "train.optimizer.epochs=1",
     ]  # fmt: skip
     page = Page(out / "report.html")
     assert page.texts("Validation") == 1 and "clearly better" in page

@@ -8,7 +8,7 @@ import signal
 from random import Random
 
 import pytest
-from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_counts
+from faults import a_job, counted, forked, keys_of, lines_in, trees_in, wait_for
 from tables import read_json, read_jsonl
 
 from alphazero_llm_trainer.cli.main import main
@@ -46,11 +46,6 @@ def test_a_folder_holds_one_run(tmp_path):
     refused(r"manifest\.json", IDENTITY, tasks, True, kind=CheckpointError)
 
 
-def counted(folder):
-    """What counts of each question's tree."""
-    return {key: what_counts(record) for key, record in trees_in(folder).items()}
-
-
 # -- whole runs ------------------------------------------------------------------------------------
 
 
@@ -81,6 +76,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path):
     assert more.session_trees == 2 and more.trees == 18
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_every_question_has_its_tree(tmp_path, whole):
     rng, job = Random(3), a_job(30, delay=0.02)
     for kill in range(3):

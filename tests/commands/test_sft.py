@@ -54,11 +54,6 @@ def measured(evaluate):
 
 
 @pytest.fixture(scope="module")
-def student():
-    return load_student(load_config(overrides=["student=embedded"]))
-
-
-@pytest.fixture(scope="module")
 def rows(student):
     return sft_rows(load_tasks("embedded", "train", 16), student, 0.1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults import lines_in, trees_in, wait_for
+from finished import METHODS, ROWS, SMALL, UPDATES, finished_run
 from processes import TRAIN, Started
 from safetensors.torch import load_file, save_file
 from support import grpo_config
@@ -38,29 +39,13 @@ from alphazero_llm_trainer.tree.journal import read
 
 CASES = table("train")
 
-SMALL = """
-    --num-examples 24 --save-every 8 --eval-size 12 --model embedded
-    --set problems.levels=[2,3] --set train.questions_per_round=8 --set train.validation_size=12
-    --set train.keep_best=false --set train.demonstrations=20
-    --set train.optimizer.batch_size=5 --set train.optimizer.epochs=2
-""".split()  # legacy learns from questions with right and wrong responses
-ROWS, UPDATES = ["--set", "train.rows_per_round=8"], ["--set", "train.updates_per_round=4"]
 QUESTION = "Tom has 3 bags. Each bag holds 4 pens. How many pens does Tom have?"
-METHODS = {
-    "grpo": ["--use-grpo", *ROWS],
-    "rft": ["--use-rft", *UPDATES],
-    "ppo": ["--use-ppo", *ROWS, "--set", "train.critic_rounds=1"],
-    "legacy": ["--use-legacy", *UPDATES],
-    "alphazero": ["--config", "alphazero", *UPDATES, "--set", "search.budget_tokens=200"],
-}
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def whole_run(request, tmp_path_factory):
     """An uninterrupted run of each method: its folder and method."""
-    directory = tmp_path_factory.mktemp(request.param)
-    assert train_main([*SMALL, *METHODS[request.param], "--checkpoint-dir", str(directory)]) == 0
-    return directory / "run-001", request.param
+    return finished_run(request.param, tmp_path_factory), request.param
 
 
 def agree(run, other, *files, atol=0.0):
@@ -190,7 +175,8 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
 @pytest.mark.parametrize("whole_run", ["alphazero"], indirect=True, scope="module")
 def test_the_value_of_a_students_folder_is_used_as_validation_chose(whole_run, tmp_path, capsys):
     run, _ = whole_run
-    student, config = run / "student", RunFolder(run).config()
+    student = shutil.copytree(run / "student", tmp_path / "student")
+    config = RunFolder(run).config()
     assert "carries a value" in (student / "README.md").read_text()
     page = (run / "report.html").read_text()
     assert ">Solved trees<" in page and ">Value on new trees<" in page

@@ -11,7 +11,7 @@ import signal
 import sys
 
 import pytest
-from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_counts
+from faults import a_job, counted, forked, keys_of, lines_in, trees_in, wait_for
 from faults import workers as workers_below
 from tables import TESTS
 
@@ -94,10 +94,7 @@ def test_workers_and_the_driver_are_killed(tmp_path, cluster):
     assert due == 41 and summary.status == "complete" and not summary.set_aside
     assert summary.session_trees == 40 - had
     run_sample(a_job(40), tmp_path / "quiet")
-    found, expected = (trees_in(tmp_path / name) for name in ("out", "quiet"))
-    assert {key: what_counts(record) for key, record in found.items()} == {
-        key: what_counts(record) for key, record in expected.items()
-    }
+    assert counted(tmp_path / "out") == counted(tmp_path / "quiet")
 
 
 @pytest.mark.slow

@@ -176,8 +176,10 @@ def test_every_shape_in_bfloat16_is_the_rounded_models_forward(name, unit, monke
 @needs_compiler
 @pytest.mark.parametrize("unit", [pytest.param(FLOATS, id="float32"), *HALVES])
 @pytest.mark.parametrize(
-    "name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"]
-)
+    "name",
+    ["odd sizes", "qwen3, heads wider than the model",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("heads of 32, grouped", "qwen2"))],
+)  # fmt: skip
 def test_results_are_the_same_bits_in_any_company_and_on_any_threads(name, unit, monkeypatch):
     """Alone, with others, beside prompts of other lengths, token by token, in small and large
     batches: equal floats.

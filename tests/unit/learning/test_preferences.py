@@ -8,7 +8,6 @@ from tables import table, write_jsonl
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import tasks_of
 from alphazero_llm_trainer.runs.critic_data import example_of, read_questions, with_step_labels
 from alphazero_llm_trainer.runs.preferences import Preference, read_preferences
@@ -18,11 +17,6 @@ ROW = {
     "chosen": ["3 * 4 = 12", "#### 12"],
     "rejected": ["3 * 4 = 12", "#### 1"],
 }
-
-
-@pytest.fixture(scope="module")
-def student():
-    return load_student(load_config(overrides=["student=embedded"]))
 
 
 def row_of(**changed):

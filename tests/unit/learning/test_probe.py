@@ -35,7 +35,10 @@ def loaded(*overrides):
 DROPOUT = {"models": {"embedded": {"lora": {"dropout": 0.1}}}, "train": {"adapter": "lora"}}
 
 
-@pytest.mark.parametrize("method", ["alphazero", "grpo", "ppo", "expert_iteration"])
+@pytest.mark.parametrize(
+    "method",
+    ["grpo", "ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alphazero", "expert_iteration"))],
+)  # fmt: skip
 def test_a_tried_update_is_the_longest_and_leaves_nothing(large, method):
     more = [DROPOUT] if method == "grpo" else []
     run = loaded(f"train.method={method}", "train.micro_batch=4", "search.max_tokens=50", *more)
