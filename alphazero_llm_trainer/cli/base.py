@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ..config.load import Config, load_answering, load_config, nested
-from ..config.shipped import shipped_section
+from ..config.shipped import read_yaml, shipped
 from ..errors import (
     EXIT_FAILED,
     EXIT_USER_ERROR,
@@ -32,7 +32,7 @@ from ..errors import (
     nearest,
     needs_training,
 )
-from ..files import storage_failure
+from ..files import flat, storage_failure
 from ..live import Progress
 from ..policy.folders import check_critic, check_weights, with_model
 
@@ -52,8 +52,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if text is None or "default" in text or action.nargs == 0:
             return text
         if key is not None:
-            section, _, name = key.rpartition(".")
-            return f"{text} (default: {shown(shipped_section(section)[name])}; {key})"
+            default = dict(flat(read_yaml(shipped("training.yaml"))))[key]
+            return f"{text} (default: {shown(default)}; {key})"
         return (
             text
             if default in (None, [], argparse.SUPPRESS)

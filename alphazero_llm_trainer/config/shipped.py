@@ -59,21 +59,6 @@ def named_file(path: Path) -> Path:
         return path
 
 
-@lru_cache(maxsize=64)
-def shipped_section(place: str) -> Mapping[str, Any]:
-    """A section of training.yaml; "" is the whole file. Nobody may change what this returns."""
-    file = shipped("training.yaml")
-    section: Any = read_yaml(file)
-    for part in place.split(".") if place else ():
-        section = section.get(part)
-        if not isinstance(section, Mapping):
-            raise ConfigError(
-                f"config file {file} has no section {place}: write its keys there, or take your "
-                "own out and name them with --config"
-            )
-    return section
-
-
 def parse_yaml(text: str) -> Any:
     """What a YAML text says. Raises YAMLError, or ValueError for a date that is none."""
     return yaml.load(text, Loader)  # noqa: S506 - a safe loader
