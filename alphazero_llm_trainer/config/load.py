@@ -47,7 +47,7 @@ SMALL = ("package", "scratch")  # paths of students that `sft` trains from scrat
 
 
 class Config(Section):
-    # of everything random
+    # seed of everything random
     seed: Seed = 7
     # a name of models.yaml; auto: llama-3.2-3b where CUDA is there, the embedded student
     # elsewhere

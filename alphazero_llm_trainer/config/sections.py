@@ -149,12 +149,12 @@ class ProblemsConfig(Section):
     path: str | None = None
     # difficulty levels 1-4 of embedded, numbers and pancake; null: the source's default mix
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
-    # of a file's or the hub's rows, a dot leads into a column; null: the first of the usual
-    # names
+    # column of the questions in a file's or the hub's rows, a dot leads into a column;
+    # null: the first of the usual names
     question_column: str | None = None
-    # likewise, the gold answers
+    # column of the gold answers
     answer_column: str | None = None
-    # likewise, the worked solutions; rows may have none
+    # column of the worked solutions; rows may have none
     solution_column: str | None = None
     # numbers | math | words | exact | choice: how answers of such rows and of Python code
     # are compared; null: as the gold answers are
@@ -184,8 +184,8 @@ ADDRESS = r"^https?://[^@\s]+$"
 
 class OpenaiConfig(Section):
     read = Read("engine.backend=openai")
-    # openai: where it answers; null: what OPENAI_BASE_URL says, else
-    # http://127.0.0.1:8000/v1
+    # where an OpenAI-compatible server answers, such as http://localhost:11434/v1, whose
+    # model --model is; null: what OPENAI_BASE_URL says, else http://127.0.0.1:8000/v1
     base_url: Annotated[str, Field(pattern=ADDRESS)] | None = None
     # the environment variable with the key, where the server wants one
     key_variable: str = "OPENAI_API_KEY"
@@ -316,7 +316,7 @@ class SearchConfig(Section):
     ] = None
     # gumbel: children of the root that share the budget, at most
     candidates: Annotated[Positive, Read(SEARCHES, "search.select=gumbel")] = 16
-    # a question; null: as models.yaml says for the student
+    # expansions of a question's tree; null: as models.yaml says for the student
     simulations: Annotated[
         Positive, Read(SEARCHES, "train.groups!=chain", fix="set search.samples, or leave it out")
     ] = 60
@@ -413,7 +413,8 @@ class RewardConfig(Section):
     step_penalty: Share = 0.01
     # PRE under the frozen student; false: HRE alone
     use_student_model: bool = True
-    # --reward: fn(problem, response, task) -> number in [0, 1], as file.py:NAME
+    # judge (see --judge-model), or your own, fn(problem, response, task) -> number in [0,
+    # 1]: file.py:NAME, code that runs here
     custom: str | None = None
     # of it, beside HRE and PRE; 0: evaluation reports it and nothing learns from it
     custom_weight: Annotated[Share, Read(*REWARDED.conditions, "rewards.custom!=null")] = 1.0

@@ -59,6 +59,18 @@ def named_file(path: Path) -> Path:
         return path
 
 
+@lru_cache(maxsize=1)
+def comments() -> dict[str, str]:
+    """The comment of each key of training.yaml, by its dotted name."""
+    notes, path = dict[str, str](), list[str]()
+    for line in shipped("training.yaml").read_text(encoding="utf-8").splitlines():
+        key, _, note = line.partition(" # ")
+        name = key.partition(":")[0]
+        path[(len(name) - len(name.lstrip())) // 2 :] = [name.strip()]
+        notes[".".join(path)] = note
+    return notes
+
+
 def parse_yaml(text: str) -> Any:
     """What a YAML text says. Raises YAMLError, or ValueError for a date that is none."""
     return yaml.load(text, Loader)  # noqa: S506 - a safe loader

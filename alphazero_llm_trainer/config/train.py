@@ -137,7 +137,7 @@ class TrainConfig(Section):
     questions_per_round: Positive = 96
     # where run folders go
     checkpoint_dir: Annotated[str, Read("command=train,eval")] = "checkpoints"
-    # questions
+    # questions between two checkpoints
     save_every: Positive = 960
     # questions after each of which a line says how far the run is; null: after ten silent
     # seconds
