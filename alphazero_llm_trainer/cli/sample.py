@@ -37,7 +37,8 @@ def add_sample(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         return run_sample_command(args, resolve(args, recipe="sample.yaml"))
 
-    add_command(commands, "sample", run, "search many questions into a folder of journals", EPILOG)
+    about = "search many questions into a folder of tree journals"
+    add_command(commands, "sample", run, about, EPILOG)
 
 
 def run_sample_command(args: argparse.Namespace, config: Config) -> int:
