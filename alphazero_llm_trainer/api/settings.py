@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.load import Config, load_config, nested
-from ..config.sections import ProblemsConfig
+from ..config.load import Config, load_config, nested, read_problems
 from ..engine.step_ends import step_ends
 from ..errors import ConfigError
 from ..live import Progress
@@ -79,7 +78,7 @@ def address_of(problems: Problems) -> str:
         return problems
     if isinstance(problems, Source):
         return hold(problems)
-    source = from_tasks(problems, ProblemsConfig.model_validate({"source": "tasks"}))
+    source = from_tasks(problems, read_problems(source="tasks"))
     source.reads = ()  # it was read before any configuration
     return hold(source)
 

@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from ..config.load import Config, load_answering, load_config, nested
-from ..config.shipped import shipped_section
+from ..config.shipped import comments, parse_yaml, read_yaml, shipped
 from ..errors import (
     EXIT_FAILED,
     EXIT_USER_ERROR,
@@ -32,7 +32,7 @@ from ..errors import (
     nearest,
     needs_training,
 )
-from ..files import storage_failure
+from ..files import flat, storage_failure
 from ..live import Progress
 from ..policy.folders import check_critic, check_weights, with_model
 
@@ -52,8 +52,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if text is None or "default" in text or action.nargs == 0:
             return text
         if key is not None:
-            section, _, name = key.rpartition(".")
-            return f"{text} (default: {shown(shipped_section(section)[name])}; {key})"
+            default = dict(flat(read_yaml(shipped("training.yaml"))))[key]
+            return f"{text} (default: {shown(default)}; {key})"
         return (
             text
             if default in (None, [], argparse.SUPPRESS)
@@ -68,12 +68,9 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-METAVARS: dict[Any, str] = {int: "N", Path: "DIR"}
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse with this project's error policy (one sentence, exit code 2), and `-q` and `-v` in
-    every command. `dashes` is the flag that a plain `--` stands for, if any.
+    """argparse with this project's error policy: one sentence, exit code 2. `keys` are those of the
+    configuration that flags set; `dashes` is the flag that a plain `--` stands for, if any.
     """
 
     dashes = ""
@@ -82,29 +79,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
         self.keys: dict[str, str] = {}
         self.set_defaults(keys=self.keys)
-        self.common = self.add_argument_group("common to all commands")
-        loud = (
-            ("quiet", "results and errors alone"),
-            ("verbose", "also what libraries say, and an error's traceback"),
-        )
-        for name, text in loud:
-            # Suppressed, so that a command's own default doesn't undo
-            # `alphazero-llm-trainer -q COMMAND`.
-            flags = f"-{name[0]}", f"--{name}"
-            self.common.add_argument(
-                *flags, action="store_true", default=argparse.SUPPRESS, help=text
-            )
-
-    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
-        """argparse's, in whose help a number is N and a path DIR where nothing else is said."""
-        if (name := METAVARS.get(kwargs.get("type"))) is not None:
-            kwargs.setdefault("metavar", name)
-        return super().add_argument(*names, **kwargs)
-
-    def option(self, *names: str, key: str, **kwargs: Any) -> None:
-        """Add an argument that sets the configuration's key `key`."""
-        action = self.add_argument(*names, **kwargs)
-        self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """argparse's, but a command refuses what it doesn't know itself, and names its own help."""
@@ -132,121 +106,60 @@ class Parser(argparse.ArgumentParser):
 # -- what many commands take -----------------------------------------------------------------------
 
 
-def add_config_arguments(parser: Parser, **config: Any) -> None:
-    """--config, --set and --seed; `config` has what argparse is told of --config otherwise."""
-    about = {
-        "metavar": "FILE",
-        "type": Path,
-        "help": "YAML with some of config/training.yaml's keys, or grpo_correctness",
-    }
-    parser.common.add_argument("--config", **{**about, **config})
-    parser.common.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="override one key; repeatable",
-    )
-    parser.common.add_argument(
-        "--seed", type=int, metavar="N", help="seed of everything random (default: 7)"
-    )
-    parser.keys["seed"] = "seed"
+TYPES: dict[str, tuple[Callable[[str], Any], str]] = {"int": (int, "N"), "path": (Path, "DIR")}
 
 
-def add_model(parser: Parser, text: str = "the student", key: str | None = None) -> None:
-    """--model. A folder goes to `args.path`, and to the key `key` of the configuration where one is
-    named.
+@lru_cache
+def read_flags() -> Any:
+    """What flags.yaml says."""
+    return parse_yaml((Path(__file__).parent / "flags.yaml").read_text(encoding="utf-8"))
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    about: str,
+    epilog: str | None = None,
+    **more: Any,
+) -> tuple[Parser, dict[str, Any]]:
+    """A command with its flags (see `add_flags`); `about` is its line in the list of commands."""
+    parser = commands.add_parser(name, help=about, epilog=epilog, **more)
+    parser.set_defaults(run=run)
+    return parser, add_flags(parser, name)
+
+
+def add_flags(parser: Parser, command: str) -> dict[str, Any]:
+    """Add the flags that flags.yaml has of a command; the groups of its help, by their titles."""
+    table, groups = read_flags(), dict[str, Any]()
+    for title, flags in table["commands"][command].items():
+        group = parser if title == "options" else parser.add_argument_group(title)
+        groups[title] = group
+        for names, own in flags.items():
+            add_flag(parser, group, names, {**table["flags"].get(names, {}), **(own or {})})
+    return groups
+
+
+def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) -> None:
+    """Add one flag: a number is N and a path DIR, and a key's comment its help, where nothing else
+    is said. A folder in --model goes to `args.path`.
     """
-    parser.set_defaults(path=None, path_key=key)
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, "
-        "OWNER/NAME of the hub or FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the "
-        "embedded student)",
-    )
-
-
-def add_base_url(parser: Parser) -> None:
-    """--base-url."""
-    parser.option(
-        "--base-url",
-        metavar="URL",
-        key="engine.openai.base_url",
-        help="an OpenAI-compatible server, such as http://localhost:11434/v1, whose model --model is",
-    )
-
-
-SOURCES = (
-    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet; a folder), "
-    "hub:OWNER/NAME, reasoning-gym:TASK, verifiers:ENV_ID or file.py:NAME"
-)
-
-
-def add_source(parser: Parser) -> None:
-    """--source, and how the rows of a file are read."""
-    parser.option("--source", metavar="NAME", key="problems.source", help=f"problems: {SOURCES}")
-    add_columns(parser)
-
-
-def add_columns(parser: Parser) -> None:
-    """How the rows of a file are read, and what their answers are."""
-    for what in ("question", "answer", "solution"):
-        flag, text = f"--{what}-column", f"column of a file's {what}s"
-        parser.option(flag, metavar="NAME", key=f"problems.{what}_column", help=text)
-    parser.option(
-        "--grade",
-        metavar="RULE",
-        key="problems.grade",
-        help="how a file's answers are compared: numbers, math, words, exact or choice",
-    )
-
-
-def add_reward(parser: Parser) -> None:
-    """--reward."""
-    parser.option(
-        "--reward",
-        metavar="FILE:FN",
-        key="rewards.custom",
-        help="judge (see --judge-model), or your own, fn(problem, response, task) -> number in "
-        "[0, 1]: file.py:NAME, code that runs here; rewards.custom_weight weighs it beside correctness and perplexity",
-    )
-
-
-def add_judge(parser: Parser) -> None:
-    """--judge-url, --judge-model and --rubric."""
-    texts = {
-        "base_url": ("--judge-url", "URL", "an OpenAI-compatible server with the judge"),
-        "model": ("--judge-model", "NAME", "the judge, as its server calls it"),
-        "rubric": (
-            "--rubric",
-            "FILE",
-            "what a good step is, in words (default: the package's own)",
-        ),
-    }
-    for name, (flag, metavar, text) in texts.items():
-        words = text if "default" in text else f"{text} (no default)"
-        parser.option(flag, metavar=metavar, key=f"rewards.judge.{name}", help=words)
+    key, lead = options.pop("key", None), options.pop("lead", None)
+    if "folder" in options:
+        parser.set_defaults(path=None, path_key=options.pop("folder"))
+    if "type" in options:
+        options["type"], metavar = TYPES[options["type"]]
+        options.setdefault("metavar", metavar)
+    words = options.get("help") or comments().get(key, "")
+    options["help"] = words.replace("%", "%%") if lead is None else f"{lead}: {words}"
+    action = group.add_argument(*names.split(), **options)
+    if key is not None:
+        parser.keys[action.dest] = action.key = key
 
 
 def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
     """`load_answering` for a command with --verifier, under which none a value guides searches."""
     return partial(load_answering, guided=args.value is not None and args.verifier == "none")
-
-
-def add_critics(parser: Parser) -> None:
-    """--prm and --value; `check_critics` checks them."""
-    about = "a process reward model: a folder, or a public one's hub id"
-    parser.add_argument("--prm", type=Path, help=about)
-    parser.add_argument("--value", type=Path, help="a value's folder")
-
-
-def add_json(parser: Parser) -> None:
-    """--json."""
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON on standard output and nothing else there"
-    )
 
 
 _held: ContextVar[list[str] | None] = ContextVar("held", default=None)

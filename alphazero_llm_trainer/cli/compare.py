@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .base import add_json, check_out, print_json
+from .base import add_command, check_out, print_json
 
 EPILOG = """\
     alphazero-llm-trainer compare runs/grpo-1 runs/grpo-2 -- runs/rft-1 runs/rft-2
@@ -17,18 +16,9 @@ seeds. Runs of a setting differ in their seed alone."""
 
 
 def add_compare(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compare", help="compare two trained settings over seeds", epilog=EPILOG
-    )
+    about = "compare two trained settings over seeds"
+    parser, _ = add_command(commands, "compare", run_compare, about, EPILOG)
     parser.dashes = "--against"
-    parser.add_argument("first", type=Path, nargs="+", metavar="RUN", help="the first setting")
-    parser.add_argument(
-        "--against", type=Path, nargs="+", metavar="RUN",
-        help="the second setting; a plain -- is the same",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="write its page, report.html, there")
-    add_json(parser)
-    parser.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ earns its place.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config, check_read
@@ -14,10 +13,7 @@ from ..files import Folder, command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
-    add_config_arguments,
-    add_json,
-    add_model,
-    add_source,
+    add_command,
     check_out,
     print_json,
     resolve,
@@ -42,28 +38,11 @@ ABOUT: dict[CriticKind, str] = {
 
 def add_critic(commands: Any, kind: CriticKind) -> None:
     """The command `kind`."""
-    parser = commands.add_parser(kind, help=ABOUT[kind], epilog=EPILOG)
-    add_model(parser, "the policy")
-    add_source(parser)
-    parser.option(
-        "-n",
-        "--num",
-        type=int,
-        key="train.critic.questions",
-        help="without --data: search so many questions first",
-    )
-    data = "journals, or folders of runs and samples, to learn from"
-    if kind == "prm":
-        data += "; or .jsonl files of step preferences, with prompt, chosen and rejected"
-    parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
-    parser.add_argument(
-        "--out", type=Path, default=Path("checkpoints") / kind, help="where it goes"
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-    parser.set_defaults(
-        run=lambda args: run_critic(args, resolve(args, recipe="critic.yaml"), kind)
-    )
+
+    def run(args: argparse.Namespace) -> int:
+        return run_critic(args, resolve(args, recipe="critic.yaml"), kind)
+
+    add_command(commands, kind, run, ABOUT[kind], EPILOG)
 
 
 def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> int:

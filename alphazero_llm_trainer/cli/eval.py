@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
@@ -13,15 +12,7 @@ from ..files import command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
-    SOURCES,
-    add_base_url,
-    add_columns,
-    add_config_arguments,
-    add_critics,
-    add_json,
-    add_judge,
-    add_model,
-    add_reward,
+    add_command,
     check_least,
     load_guided,
     print_json,
@@ -50,53 +41,12 @@ serve then use it where no search.* says how."""
 
 
 def add_eval(commands: Any) -> None:
-    parser = commands.add_parser(
-        "eval", help="compare methods of answering at equal tokens", epilog=EPILOG
-    )
-    add_model(parser)
-    add_base_url(parser)
-    about = f"problems: {SOURCES} (default: problems.source)"
-    parser.add_argument("--source", nargs="+", dest="sources", metavar="NAME", help=about)
-    add_columns(parser)
-    add_reward(parser)
-    parser.add_argument(
-        "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering"
-    )
-    parser.add_argument(
-        "--budget-tokens",
-        nargs="+",
-        type=int,
-        metavar="B",
-        help="tokens a problem (default: four usual answers of the student, `reserve` in "
-        "config/models.yaml: 160 for the embedded one, 1000 for chat models)",
-    )
-    parser.add_argument("-n", "--num", type=int, default=200, help="problems of each source")
-    parser.add_argument("--start", type=int, default=0, help="number of the first one")
-    parser.add_argument(
-        "--split",
-        default="test",
-        metavar="NAME",
-        help="train, validation, arena, test, or all of a data set",
-    )
-    about = "who judges (default: prm with --prm, value with --value, else calculator)"
-    parser.add_argument("--verifier", metavar="NAME", help=about)
-    add_critics(parser)
-    add_judge(parser)
-    parser.add_argument(
-        "--samples", type=int, default=0, metavar="K", help="also pass@k of K samples"
-    )
-    parser.add_argument(
-        "--tune",
-        action="store_true",
-        help="choose the search for the value in the student's folder, on validation problems",
-    )
-    parser.add_argument("--out", type=Path, help="default: a new folder checkpoints/eval-NNN")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with --out, or with the newest eval-NNN"
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_eval(args, resolve(args, load=load_guided(args))))
+    def run(args: argparse.Namespace) -> int:
+        return run_eval(args, resolve(args, load=load_guided(args)))
+
+    about = "compare methods of answering at equal tokens"
+    parser, _ = add_command(commands, "eval", run, about, EPILOG)
+    parser.set_defaults(methods=list(METHOD_NAMES))
 
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..runs.export import ROLLOUTS, SUFFIXES, export
-from .base import add_json, check_out, print_json
+from .base import add_command, check_out, print_json
 
 EPILOG = f"""\
 docs/guides/sample-and-export.md has the columns of each table. {ROLLOUTS}: whole trees, for
@@ -17,26 +16,7 @@ datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
 
 def add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="tree journals as training sets", epilog=EPILOG)
-    about = "a run folder, or a folder of `sample`"
-    parser.add_argument("run_folder", nargs="?", type=Path, metavar="RUN", help=about)
-    parser.add_argument("--data", type=Path, metavar="RUN", help="the same")
-    parser.add_argument(
-        "--kind", required=True, choices=[*SUFFIXES, "all"], help="what the rows are"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the file, .parquet or .jsonl; for --kind all a folder",
-    )
-    about = "value: a row for every token prefix, not every node"
-    parser.add_argument("--every-token", action="store_true", help=about)
-    about = "take trees of every split, to evaluate with: only train may be learned"
-    parser.add_argument("--any-split", action="store_true", help=about)
-    add_json(parser)
-    parser.set_defaults(run=run_export)
+    add_command(commands, "export", run_export, "tree journals as training sets", EPILOG)
 
 
 def run_export(args: argparse.Namespace) -> int:

@@ -6,16 +6,14 @@ import argparse
 from typing import Any
 
 from ..config.load import Config, resolve_name
-from .base import add_config_arguments, resolve
+from .base import add_command, resolve
 
 
 def add_fetch(commands: Any) -> None:
-    parser = commands.add_parser("fetch", help="download a model from the hub before it is needed")
-    parser.add_argument(
-        "name", metavar="NAME", help="a name of config/models.yaml, such as smollm2-135m"
-    )
-    add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_fetch(args, resolve(args)))
+    def run(args: argparse.Namespace) -> int:
+        return run_fetch(args, resolve(args))
+
+    add_command(commands, "fetch", run, "download a model from the hub before it is needed")
 
 
 def run_fetch(args: argparse.Namespace, config: Config) -> int:

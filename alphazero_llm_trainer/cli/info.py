@@ -18,7 +18,7 @@ from ..config.shipped import named_file, shipped
 from ..config.train import recipe_of
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
-from .base import add_config_arguments, add_json, add_model, add_source, print_facts, resolve
+from .base import add_command, print_facts, resolve
 from .train import add_method
 
 LIBRARIES = (
@@ -28,21 +28,8 @@ LIBRARIES = (
 
 
 def add_info(commands: Any) -> None:
-    parser = commands.add_parser(
-        "info", help="what a run would use: versions, device, student, keys, places"
-    )
-    add_model(parser, key="train.student")
-    add_source(parser)
-    add_method(parser)
-    add_json(parser)
-    parser.add_argument(
-        "--check-teachers",
-        action="store_true",
-        help="call each model of teachers.tier once; the exit code is 1 where one has no answer",
-    )
-    about = "also print the whole configuration, with FILE's keys in it"
-    add_config_arguments(parser, nargs="?", const=True, help=about)
-    parser.set_defaults(run=run_info)
+    about = "what a run would use: versions, device, student, keys, places"
+    add_method(*add_command(commands, "info", run_info, about))
 
 
 def run_info(args: argparse.Namespace) -> int:

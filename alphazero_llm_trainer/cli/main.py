@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from .. import __version__
-from .base import Parser, run_command
+from .base import Parser, add_flags, run_command
 from .compare import add_compare
 from .critics import add_critic
 from .eval import add_eval
@@ -40,6 +40,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog=PROGRAM, description="AlphaZero for language-model reasoning.", epilog=EPILOG
     )
+    add_flags(parser, PROGRAM)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser

@@ -15,28 +15,12 @@ from ..errors import CheckpointError, ConfigError
 from ..files import sync_all
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, adapter_file, find_model, write_facts
-from .base import add_config_arguments, add_model, check_out, resolve, tell_loading
+from .base import add_command, check_out, resolve, tell_loading
 
 
 def add_merge(commands: Any) -> None:
-    parser = commands.add_parser(
-        "merge",
-        help="fold an adapter into its base's weights: a plain folder that transformers loads",
-    )
-    parser.add_argument(
-        "--adapter",
-        type=Path,
-        required=True,
-        help="such as checkpoints/run-001/adapter",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where the merged student goes")
-    add_model(parser, "the base, where it isn't the one that the adapter's student.json names")
-    parser.add_argument(
-        "--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)"
-    )
-    add_config_arguments(parser)
-
-    parser.set_defaults(run=run_merge)
+    about = "fold an adapter into its base's weights: a plain folder that transformers loads"
+    add_command(commands, "merge", run_merge, about)
 
 
 def run_merge(args: argparse.Namespace) -> int:

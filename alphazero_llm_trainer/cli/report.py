@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .base import check_out
+from .base import add_command, check_out
 
 
 def add_report(commands: Any) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="write report.html of a folder that train, eval or value wrote, or of several runs",
-    )
-    about = "such as checkpoints/run-001; several runs give one page, with --out"
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=about)
-    parser.add_argument("--out", type=Path, help="where the page goes (default: into the folder)")
-    parser.set_defaults(run=run_report)
+    about = "write report.html of a folder that train, eval or value wrote, or of several runs"
+    add_command(commands, "report", run_report, about)
 
 
 def run_report(args: argparse.Namespace) -> int:

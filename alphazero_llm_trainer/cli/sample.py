@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, check_read
@@ -12,12 +11,7 @@ from ..live import Progress, Stop
 from ..tree.extract import shortfall
 from .base import (
     EXIT_STOPPED,
-    add_base_url,
-    add_config_arguments,
-    add_json,
-    add_model,
-    add_reward,
-    add_source,
+    add_command,
     check_least,
     print_json,
     resolve,
@@ -40,48 +34,11 @@ the student."""
 
 
 def add_sample(commands: Any) -> None:
-    parser = commands.add_parser(
-        "sample", help="search many questions into a folder of tree journals", epilog=EPILOG
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where the trees go")
-    add_model(parser)
-    add_base_url(parser)
-    add_source(parser)
-    add_reward(parser)
-    parser.add_argument(
-        "--split",
-        default="train",
-        metavar="NAME",
-        help="train, validation, arena, test, or all of a data set",
-    )
-    parser.add_argument("-n", "--num", type=int, default=100, help="questions")
-    parser.add_argument(
-        "--start",
-        type=int,
-        default=0,
-        help="number of the first question in the split",
-    )
-    parser.option(
-        "--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, metavar="W", help="processes that search; 1 needs no Ray"
-    )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="a Ray cluster, or auto (default: one on this machine)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run in --out; N may be larger than before",
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-    parser.set_defaults(
-        run=lambda args: run_sample_command(args, resolve(args, recipe="sample.yaml"))
-    )
+    def run(args: argparse.Namespace) -> int:
+        return run_sample_command(args, resolve(args, recipe="sample.yaml"))
+
+    about = "search many questions into a folder of tree journals"
+    add_command(commands, "sample", run, about, EPILOG)
 
 
 def run_sample_command(args: argparse.Namespace, config: Config) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..config.load import load_answering
@@ -13,11 +12,7 @@ from ..live import Progress
 from ..tree.extract import endings, shortfall
 from ..types import Problem
 from .base import (
-    add_base_url,
-    add_config_arguments,
-    add_json,
-    add_model,
-    add_source,
+    add_command,
     check_critics,
     check_least,
     print_json,
@@ -32,34 +27,13 @@ STOPPED = {"simulations": "simulation limit", "tokens": "token budget"}
 
 
 def add_search(commands: Any) -> None:
-    parser = commands.add_parser(
-        "search", help="answer one question by tree search and print the tree", epilog=EPILOG
+    add_command(
+        commands,
+        "search",
+        run_search,
+        "answer one question by tree search and print the tree",
+        EPILOG,
     )
-    parser.add_argument(
-        "question", nargs="?", help="the question's text (default: a test problem of --source)"
-    )
-    parser.add_argument("--index", type=int, help="number of the test problem (default: 0)")
-    add_source(parser)
-    add_model(parser)
-    add_base_url(parser)
-    parser.option(
-        "--simulations",
-        type=int,
-        key="search.simulations",
-        help="expansions of the tree",
-    )
-    parser.option(
-        "--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is"
-    )
-    parser.option(
-        "--value",
-        type=Path,
-        key="search.value",
-        help="a folder of `value`: the search asks it, and rolls out once at the end",
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-    parser.set_defaults(run=run_search)
 
 
 def run_search(args: argparse.Namespace) -> int:

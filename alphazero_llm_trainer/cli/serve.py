@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
@@ -12,12 +11,7 @@ from ..errors import ConfigError
 from ..live import Progress
 from .base import (
     EXIT_STOPPED,
-    add_base_url,
-    add_config_arguments,
-    add_critics,
-    add_judge,
-    add_model,
-    add_source,
+    add_command,
     check_critics,
     check_out,
     load_guided,
@@ -39,41 +33,11 @@ Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Boun
 
 
 def add_serve(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG
-    )
-    add_model(parser)
-    add_base_url(parser)
-    add_source(parser)
-    parser.add_argument(
-        "--search",
-        metavar="METHOD",
-        help="what the model `student` does (default: sample; with --base-url mcts)",
-    )
-    parser.add_argument(
-        "--verifier",
-        metavar="NAME",
-        help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
-    )
-    add_critics(parser)
-    add_judge(parser)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="who may reach it: 0.0.0.0 is everybody",
-    )
-    parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
-    parser.add_argument(
-        "--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}"
-    )
-    parser.add_argument(
-        "--keep-traces",
-        type=Path,
-        help="append every searched tree to DIR/journal.jsonl",
-    )
-    add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_serve(args, resolve(args, load=load_guided(args))))
+    def run(args: argparse.Namespace) -> int:
+        return run_serve(args, resolve(args, load=load_guided(args)))
+
+    about = "serve the student with search behind the OpenAI API"
+    add_command(commands, "serve", run, about, EPILOG)
 
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:

@@ -5,7 +5,6 @@ student.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, check_read
@@ -13,10 +12,7 @@ from ..files import Folder
 from ..live import Progress
 from ..policy.folders import from_scratch
 from .base import (
-    add_config_arguments,
-    add_json,
-    add_model,
-    add_source,
+    add_command,
     check_least,
     print_json,
     resolve,
@@ -25,33 +21,11 @@ from .base import (
 
 
 def add_sft(commands: Any) -> None:
-    parser = commands.add_parser(
-        "sft", help="supervised training on worked solutions, from scratch or going on"
-    )
-    add_model(parser, "the student to go on from; embedded and small are trained from scratch")
-    add_source(parser)
-    parser.option(
-        "-n",
-        "--num",
-        type=int,
-        key="train.demonstrations",
-        help="worked solutions to learn from",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("checkpoints/sft"),
-        help="where the student goes",
-    )
-    parser.option(
-        "--eval-size",
-        type=int,
-        key="train.eval_size",
-        help="test problems, measured at the end",
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_sft_command(args, configured(args)))
+    def run(args: argparse.Namespace) -> int:
+        return run_sft_command(args, configured(args))
+
+    about = "supervised training on worked solutions, from scratch or going on"
+    add_command(commands, "sft", run, about)
 
 
 def configured(args: argparse.Namespace) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,8 @@ from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
     Parser,
-    add_config_arguments,
-    add_json,
-    add_judge,
-    add_model,
-    add_reward,
-    add_source,
+    add_command,
+    add_flags,
     check_out,
     flag_layers,
     print_facts,
@@ -39,9 +35,9 @@ method's recipe is a file, config/METHOD.yaml.
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
-def add_method(parser: Parser) -> None:
+def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
     """--use-grpo and the like."""
-    method = parser.add_mutually_exclusive_group()
+    method = groups.get("method", parser).add_mutually_exclusive_group()
     for each in METHODS.values():
         if each.about is not None:
             method.add_argument(
@@ -51,83 +47,9 @@ def add_method(parser: Parser) -> None:
     parser.keys["method"] = "train.method"
 
 
-def add_arguments(parser: Parser) -> None:
-    """The arguments of `train`."""
-    add_model(parser, "the student to start from", key="train.student")
-    add_source(parser)
-    add_reward(parser)
-    add_judge(parser)
-    parser.option(
-        "-n",
-        "--num",
-        "--num-examples",
-        type=int,
-        key="train.num_examples",
-        help="training questions",
-    )
-    parser.option(
-        "--tokens",
-        type=int,
-        key="train.tokens",
-        help="end after so many sampled tokens",
-    )
-    parser.option(
-        "--out",
-        "--checkpoint-dir",
-        type=Path,
-        dest="checkpoint_dir",
-        key="train.checkpoint_dir",
-        help="where run folders go",
-    )
-    parser.option(
-        "--eval-size",
-        type=int,
-        key="train.eval_size",
-        help="held-out problems before and after",
-    )
-    parser.option(
-        "--save-every",
-        type=int,
-        key="train.save_every",
-        help="questions between checkpoints",
-    )
-    about = "say how far the run is after each N questions"
-    parser.option("--log-interval", type=int, key="train.log_interval", help=about)
-    add_method(parser)
-    parser.set_defaults(run=run_train)
-    parser.option(
-        "--track",
-        metavar="KIND",
-        key="train.track",
-        help="also keep the run's figures: none, mlflow, wandb, trackio or tensorboard",
-    )
-    parser.option(
-        "--push-to-hub",
-        metavar="ID",
-        key="train.push_to_hub",
-        help="upload student/ and adapter/ at the end, as OWNER/NAME (private)",
-    )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        metavar="RUN",
-        help="go on with a run folder, or with the newest one of --out",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print what the run would do, take, fetch and ask; write nothing, load no model",
-    )
-    add_json(parser)
-    add_config_arguments(parser)
-
-
 def add_train(commands: Any) -> None:
-    parser = commands.add_parser(
-        "train", help="search, grade, train: in rounds", description=ABOUT, epilog=EPILOG
-    )
-    add_arguments(parser)
+    about = "search, grade, train: in rounds"
+    add_method(*add_command(commands, "train", run_train, about, EPILOG, description=ABOUT))
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -201,5 +123,6 @@ def named(args: argparse.Namespace) -> set[str]:
 def train_main(argv: Sequence[str] | None = None) -> int:
     """`train_vllm.py`, and `vf-eval alphazero-llm-trainer -s -- ...`."""
     parser = Parser(prog="train_vllm.py", description=ABOUT, epilog=EPILOG)
-    add_arguments(parser)
+    add_method(parser, add_flags(parser, "train"))
+    parser.set_defaults(run=run_train)
     return run_command(parser, argv)

@@ -13,7 +13,7 @@ from ..errors import ConfigError, DataError
 from ..report.trees import TreeReader, chosen_records, records_of, title_of
 from ..tree.journal import JOURNAL, journal_of
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
-from .base import check_least, check_out
+from .base import add_command, check_least, check_out
 
 EPILOG = f"""\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that
@@ -24,25 +24,7 @@ outcomes first, then wrong ones. --question gives the others."""
 
 
 def add_view(commands: Any) -> None:
-    parser = commands.add_parser("view", help="search trees as one HTML page", epilog=EPILOG)
-    parser.add_argument(
-        "run_or_journal",
-        type=Path,
-        metavar="RUN",
-        help="a run folder, a journal, or a search's JSON",
-    )
-    parser.add_argument(
-        "--question",
-        metavar="ID",
-        help="one question's tree, by its number on the page, its id or the record's key",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)"
-    )
-    about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
-    parser.add_argument("--trees", type=int, help=about)
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
-    parser.set_defaults(run=run_view)
+    add_command(commands, "view", run_view, "search trees as one HTML page", EPILOG)
 
 
 def run_view(args: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from ..files import flat
 from .sections import (
     SEARCHES,
     EngineConfig,
+    ModelShape,
     ProblemsConfig,
     Read,
     RewardConfig,
@@ -35,9 +36,10 @@ from .sections import (
     StudentModel,
     TeachersConfig,
     TeacherTier,
+    defaults_of,
 )
 from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shown
-from .train import TrainConfig, recipe_of
+from .train import METHOD, TrainConfig, recipe_of
 
 AUTO_LARGE = "llama-3.2-3b"  # what the student `auto` is with CUDA
 AUTO_SMALL = "embedded"  # and without
@@ -45,16 +47,22 @@ SMALL = ("package", "scratch")  # paths of students that `sft` trains from scrat
 
 
 class Config(Section):
-    place = ""
-    seed: Seed
-    student: str
-    problems: ProblemsConfig
-    engine: EngineConfig
-    search: SearchConfig
-    rewards: RewardConfig
-    teachers: TeachersConfig
-    train: TrainConfig
-    serve: ServeConfig
+    # seed of everything random
+    seed: Seed = 7
+    # a name of models.yaml; auto: llama-3.2-3b where CUDA is there, the embedded student
+    # elsewhere
+    student: str = "auto"
+    problems: ProblemsConfig = ProblemsConfig()
+    engine: EngineConfig = EngineConfig()
+    search: SearchConfig = SearchConfig()
+    # docs/design.md, section 5
+    rewards: RewardConfig = RewardConfig()
+    teachers: TeachersConfig = TeachersConfig()
+    # each method and command that trains has a recipe, a file beside this one that is laid
+    # over it
+    train: TrainConfig = TrainConfig()
+    # the `serve` command
+    serve: ServeConfig = ServeConfig()
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
@@ -193,6 +201,11 @@ def load_config(
     return config
 
 
+def read_problems(**settings: Any) -> ProblemsConfig:
+    """The section `problems` with these settings over the shipped ones."""
+    return load_config(overrides=[{"problems": settings}]).problems
+
+
 def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
     """`merged` with a recipe's values, but for those keys of training.yaml and models.yaml that
     don't have the value they came with: that is the user's, and stays. A shape is the user's as a
@@ -203,8 +216,8 @@ def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[
         return key.partition(".shape.")[0]
 
     now = dict(flat(merged))
-    came = flat(read_yaml(shipped("replaced.yaml")))
-    edited = {whole(key) for key, value in came if now.get(key) != value}
+    came = defaults_of(Config) | {"models": {"small": {"shape": ModelShape().model_dump()}}}
+    edited = {whole(key) for key, value in flat(came) if now.get(key) != value} - {METHOD}
     result = dict(merged)
     for key, value in flat(recipe):
         if whole(key) not in edited:
@@ -328,10 +341,6 @@ def validate(raw: Mapping[str, Any]) -> Config:
     return config
 
 
-# Of `search`, that a student's entry has where it gives null.
-OWN = ("max_tokens", "max_depth", "step", "temperature", "simulations")
-
-
 THINKING_STEP = 10  # tokens of a short step of thinking
 
 
@@ -341,7 +350,7 @@ def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
     """
     entry = config.models[resolve_name(config)]
     thinking = entry.thinking_tokens if entry.thinking == "on" else 0
-    own = {key: getattr(entry, key) for key in OWN}
+    own = {key: getattr(entry, key) for key in SearchConfig.of_student}
     own["max_tokens"] += thinking
     own["max_depth"] += thinking // THINKING_STEP
     update: dict[str, Any] = {key: value for key, value in own.items() if asked.get(key) is None}

@@ -1,5 +1,6 @@
-"""The sections of the configuration, `train` apart: frozen models that say what is valid.
-training.yaml has the values.
+"""The sections of the configuration, `train` apart: frozen models with the type, the default and
+the readers of each key. The comment above a key is its words in training.yaml, which
+scripts/training_yaml.py makes of all this.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pydantic_core import PydanticCustomError
 
 from ..errors import nearest
 from ..types import MIN_TEMPERATURE
-from .shipped import merge, shipped_section
 
 MOST = 10**15  # of anything that is counted
 
@@ -95,14 +95,14 @@ def on_or_off(value: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys.
-
-    What isn't given is as config/training.yaml has it at `place`, the one place of defaults; "" is
-    the whole file.
+    """Base of every section: frozen, no unknown keys. Of the keys `of_student` a null is what
+    the student's entry says (see `load.with_limits`); training.yaml has it for those in
+    `left_null`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    place: ClassVar[str | None] = None
+    of_student: ClassVar[tuple[str, ...]] = ()
+    left_null: ClassVar[tuple[str, ...]] = ()
     read: ClassVar[Read] = Read()
 
     def changed(self, **fields: Any) -> Self:
@@ -117,52 +117,84 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def fill(cls, raw: Any) -> Any:
-        """What is given, over the shipped file's values. A field with a default here may be null
-        there: see `load.with_limits`.
-        """
-        if cls.place is None or not isinstance(raw, Mapping):
+    def drop_null(cls, raw: Any) -> Any:
+        """What is given, without the nulls in whose place the student's entry says something."""
+        if not isinstance(raw, Mapping):
             return raw
-        merged = merge(shipped_section(cls.place), raw, f"{cls.place}." if cls.place else "")
-        left_open = {key for key, field in cls.model_fields.items() if not field.is_required()}
         return {
-            key: value for key, value in merged.items() if value is not None or key not in left_open
+            key: value
+            for key, value in raw.items()
+            if value is not None or key not in cls.of_student
         }
 
 
+def defaults_of(section: type[Section]) -> dict[str, Any]:
+    """The values that training.yaml comes with, as a nested mapping."""
+    values = dict[str, Any]()
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, Section):
+            values[name] = defaults_of(type(field.default))
+        elif not field.is_required():
+            values[name] = None if name in section.left_null else field.default
+    return values
+
+
 class ProblemsConfig(Section):
-    place = "problems"
-    source: str
-    path: str | None
-    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None
-    question_column: str | None
-    answer_column: str | None
-    solution_column: str | None
-    grade: Literal["numbers", "math", "words", "exact", "choice"] | None
-    system_prompt: Annotated[str | None, Read("scratch=no")]
-    shots: Annotated[NonNegative, Read("scratch=no", "command!=vf-eval")]
+    # auto (gsm8k for a language model on CUDA, else embedded), embedded, gsm8k, math,
+    # hotpotqa, numbers, pancake, reasoning-gym:TASK, FILE.jsonl (.json, .csv, .tsv,
+    # .parquet; a folder or pattern), hub:OWNER/NAME, verifiers:ENV_ID, file.py:NAME
+    source: str = "auto"
+    # a folder with the rows, or with gsm8k/, math500/, hotpotqa/ below it; null:
+    # ALPHAZERO_DATA_DIR, then the hub
+    path: str | None = None
+    # difficulty levels 1-4 of embedded, numbers and pancake; null: the source's default mix
+    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
+    # column of the questions in a file's or the hub's rows, a dot leads into a column;
+    # null: the first of the usual names
+    question_column: str | None = None
+    # column of the gold answers
+    answer_column: str | None = None
+    # column of the worked solutions; rows may have none
+    solution_column: str | None = None
+    # numbers | math | words | exact | choice: how answers of such rows and of Python code
+    # are compared; null: as the gold answers are
+    grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
+    # what a chat model is told before a problem; null: the student's own in models.yaml, or
+    # the source's
+    system_prompt: Annotated[str | None, Read("scratch=no")] = None
+    # worked solutions that a chat shows before the question, as earlier turns
+    shots: Annotated[NonNegative, Read("scratch=no", "command!=vf-eval")] = 0
 
 
 class VllmConfig(Section):
-    place = "engine.vllm"
     read = Read("engine.backend=vllm-server")
-    gpu_memory: Annotated[float, Field(gt=0, le=1), Read("engine.backend=vllm")]
-    base_url: str
-    model: str | None
-    adapter_dir: str | None
+    # vllm: its share of the GPU's memory; the trainer's model needs the rest
+    gpu_memory: Annotated[float, Field(gt=0, le=1), Read("engine.backend=vllm")] = 0.45
+    # vllm-server
+    base_url: str = "http://127.0.0.1:8000/v1"
+    # vllm-server: the model's name there; null: the only one that it serves
+    model: str | None = None
+    # vllm-server: a folder that server and trainer both see, for LoRA adapters; null: the
+    # temporary folder
+    adapter_dir: str | None = None
 
 
 ADDRESS = r"^https?://[^@\s]+$"
 
 
 class OpenaiConfig(Section):
-    place = "engine.openai"
     read = Read("engine.backend=openai")
-    base_url: Annotated[str, Field(pattern=ADDRESS)] | None
-    key_variable: str
-    dollars: NonNegativeFloat | None
-    prompt_cost: NonNegativeFloat
-    completion_cost: NonNegativeFloat
+    # where an OpenAI-compatible server answers, such as http://localhost:11434/v1, whose
+    # model --model is; null: what OPENAI_BASE_URL says, else http://127.0.0.1:8000/v1
+    base_url: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    # the environment variable with the key, where the server wants one
+    key_variable: str = "OPENAI_API_KEY"
+    # of one command's calls together; null: no limit
+    dollars: NonNegativeFloat | None = None
+    # dollars per million prompt tokens, where the server reports no cost
+    prompt_cost: NonNegativeFloat = 0.0
+    # likewise, of sampled tokens
+    completion_cost: NonNegativeFloat = 0.0
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
@@ -176,27 +208,41 @@ MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of the
 
 
 class EngineConfig(Section):
-    place = "engine"
     read = Read("command!=vf-eval")
-    # See `load.with_backend`.
+    # auto | inprocess | vllm (needs the gpu extra) | vllm-server | openai (any chat server;
+    # nothing is trained): what generates and scores; auto: vllm on CUDA where it is
+    # installed, else inprocess
     backend: Annotated[
         Literal["auto", "inprocess", "vllm", "vllm-server", "openai"],
         Read("scratch=no", "command!=vf-eval"),
-    ]
-    max_batch: Positive | None
+    ] = "auto"
+    # rows decoded together; null: as many as the cache holds at full length, 256 at most
+    max_batch: Positive | None = None
+    # tokens, prompt and response; null: of the source's long prompts and search.max_tokens,
+    # 1024 at least; the model's own limit is the most
     max_context: Annotated[
         Positive | None, Read("engine.backend!=openai", fix="the context is the server's")
-    ]
-    cache_tokens: NonNegative
-    cache_bytes: NonNegative | None
+    ] = None
+    # prefix tokens whose keys and values are kept, the last used ones
+    cache_tokens: NonNegative = 400000
+    # the same limit in bytes; the smaller one holds; null: an eighth of the device's
+    # memory, 4 GiB at most
+    cache_bytes: NonNegative | None = None
+    # auto | off: whether a CPU computes Llama, Qwen2 and Qwen3 in C, and CUDA replays
+    # graphs of the steps
     native: Annotated[
         Literal["auto", "off"],
         BeforeValidator(on_or_off),
         Read("engine.backend=inprocess"),
-    ]
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Read("engine.backend=inprocess")]
-    vllm: VllmConfig
-    openai: OpenaiConfig
+    ] = "auto"
+    # auto | float32 | bfloat16: what the C kernels multiply in; auto: bfloat16 from 50 M
+    # parameters on, where the processor has it
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Read("engine.backend=inprocess")] = (
+        "auto"
+    )
+    vllm: VllmConfig = VllmConfig()
+    # --base-url: an OpenAI-compatible server, such as llama.cpp's, Ollama, vLLM or an API
+    openai: OpenaiConfig = OpenaiConfig()
 
     @property
     def context(self) -> int:
@@ -221,34 +267,60 @@ class EngineConfig(Section):
 
 
 class VerifyConfig(Section):
-    place = "search.verify"
     read = Read(SEARCHES, JUDGED)
-    reject_below: Share
-    patience: Positive
-    accept_above: Annotated[Share, BY_ANSWERS]
-    first_temperature: Temperature
-    reserve: Annotated[NonNegative, BY_ANSWERS] = 40  # as `SearchConfig.max_tokens`
-    repeat: bool
-    revisit: bool
+    of_student = left_null = ("reserve",)
+    # a step with a lower score is rejected and drawn again
+    reject_below: Share = 0.5
+    # rejected draws after one prefix before its last step is rejected too
+    patience: Positive = 4
+    # a finished response that passed with this total or more ends the tree
+    accept_above: Annotated[Share, BY_ANSWERS] = 0.0
+    # of the first step after a prefix; later draws use search.temperature
+    first_temperature: Temperature = 0.0
+    # tokens of a budget that are kept for one last chain where none passed; null: as
+    # models.yaml says for the student
+    reserve: Annotated[NonNegative, BY_ANSWERS] = 40
+    # draw a step again that was drawn after the same prefix
+    repeat: bool = False
+    # let a step lead to a state that as few steps reached before, where the source knows
+    # states; not in whole responses
+    revisit: bool = False
 
 
 class SearchConfig(Section):
-    place = "search"
+    """The defaults of what a student's entry has are those of the embedded one."""
+
     read = Read(SEARCHES)
-    mode: Annotated[Literal["step", "token"], BY_OWN_SEARCHES]
-    select: Annotated[str | None, AfterValidator(a_selector), BY_TREES]
+    left_null = ("max_tokens", "max_depth", "step")
+    of_student = (*left_null, "temperature", "simulations")
+    # step | token: what a node of the tree is
+    mode: Annotated[Literal["step", "token"], BY_OWN_SEARCHES] = "step"
+    # ucb1 | puct | gumbel | restart (under a verifier: every chain begins anew) |
+    # best-first (the open state with the largest V, under a verifier) | phs (the open state
+    # with the likeliest way to a goal by policy and V, under a verifier) | file.py:NAME;
+    # null: ucb1 over steps, puct over tokens and under a verifier
+    select: Annotated[str | None, AfterValidator(a_selector), BY_TREES] = None
+    # UCB1's c, PUCT's c_puct, the scale of gumbel's values or of phs's steps to the goal
+    # (without a value: those steps); null: sqrt(2), 2 (0.5 where a value guides, whose Q is
+    # scaled to [0, 1], with backup max 0.05), 0.1, 2 (100)
     exploration: Annotated[
         NonNegativeFloat | None,
         Read(SEARCHES, "train.groups!=chain", "search.select!=restart,best-first"),
-    ]
+    ] = None
+    # mean | max (of gamma^k V over the states below: where steps are deterministic): what
+    # PUCT and UCB1 take a node to be worth; null: mean, or as `eval --tune` chose for the
+    # student's value
     backup: Annotated[
         Literal["mean", "max"] | None,
         Read(SEARCHES, "train.groups!=chain", "search.select!=restart,best-first,phs,gumbel"),
-    ]
-    candidates: Annotated[Positive, Read(SEARCHES, "search.select=gumbel")]
+    ] = None
+    # gumbel: children of the root that share the budget, at most
+    candidates: Annotated[Positive, Read(SEARCHES, "search.select=gumbel")] = 16
+    # expansions of a question's tree; null: as models.yaml says for the student
     simulations: Annotated[
         Positive, Read(SEARCHES, "train.groups!=chain", fix="set search.samples, or leave it out")
-    ] = 60  # as `step`
+    ] = 60
+    # step mode: student continuations a simulation
     samples: Annotated[
         Positive,
         Read(
@@ -257,28 +329,53 @@ class SearchConfig(Section):
             "train.groups!=verified",
             fix="set search.simulations, or leave it out",
         ),
-    ]
-    top_k: Annotated[Positive, Read(SEARCHES, "search.mode=token")]
-    rollout: Annotated[Literal["sample", "greedy", "beam", "none"] | None, BY_OWN_SEARCHES]
-    beam: Annotated[Positive, Read(SEARCHES, "search.rollout=beam")]
-    rollout_weight: Annotated[Share | None, Read(SEARCHES, "search.rollout!=none")]
-    value: Annotated[str | None, BY_OWN_SEARCHES]
-    discount: Annotated[float, Number, Field(gt=0, le=1)]
-    width: Annotated[Positive, BY_TREES]
+    ] = 4
+    # token mode: likeliest next tokens that become children
+    top_k: Annotated[Positive, Read(SEARCHES, "search.mode=token")] = 5
+    # sample | greedy | beam (token mode) | none: how a simulation ends; none asks the value
+    # network alone, one step a simulation, as --value does; null: none under a verifier
+    # with a value, else sample
+    rollout: Annotated[Literal["sample", "greedy", "beam", "none"] | None, BY_OWN_SEARCHES] = None
+    # width of beam rollouts
+    beam: Annotated[Positive, Read(SEARCHES, "search.rollout=beam")] = 3
+    # lambda of Q = (1 - lambda)*Q_value + lambda*Q_rollout; null: as fitted with the value
+    # network
+    rollout_weight: Annotated[Share | None, Read(SEARCHES, "search.rollout!=none")] = None
+    # folder of a value network
+    value: Annotated[str | None, BY_OWN_SEARCHES] = None
+    # of a value or reward a step further from it; below 1, shorter solutions win; 1 under a
+    # value that says its own: that one
+    discount: Annotated[float, Number, Field(gt=0, le=1)] = 1.0
+    # simulations in flight inside one tree
+    width: Annotated[Positive, BY_TREES] = 1
+    # line | sentence | thought (a line's end, but not in a formula or code): where a
+    # reasoning step ends; null: as models.yaml says for the student
     step: StepRule = (
         "line"  # these three are the embedded student's: a configuration has its own student's
     )
+    # steps; null: as models.yaml says for the student
     max_depth: Positive = 12
+    # tokens of one response; null: as models.yaml says for the student
     max_tokens: Annotated[Positive, Read()] = 160
+    # of sampled steps and rollouts where a run learns; null: as models.yaml says for the
+    # student
     temperature: Temperature = 1.0
+    # vote | value | visits: how the best response is named; without rollouts a vote is as
+    # visits
     choose: Annotated[
         Literal["vote", "value", "visits"], Read(SEARCHES, "command!=train,sample,value,prm")
-    ]
-    budget_tokens: Positive | None
-    concurrent: Positive
-    verify: VerifyConfig
-    enough_correct: Annotated[NonNegative, Read(SEARCHES, GENERATING)]
-    enough_finished: Annotated[NonNegative, Read(SEARCHES, GENERATING)]
+    ] = "vote"
+    # sampled and scored tokens a question
+    budget_tokens: Positive | None = None
+    # trees alive at once on one engine
+    concurrent: Positive = 128
+    # where a verifier judges each step as it is drawn (eval)
+    verify: VerifyConfig = VerifyConfig()
+    # end a training tree after so many right responses (token mode, train.groups verified);
+    # 0: never
+    enough_correct: Annotated[NonNegative, Read(SEARCHES, GENERATING)] = 0
+    # likewise, after so many finished responses, right or wrong
+    enough_finished: Annotated[NonNegative, Read(SEARCHES, GENERATING)] = 0
 
     def selector(self, judged: bool = False) -> str:
         """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a
@@ -307,15 +404,23 @@ REWARDED = Read("searches=yes|command=vf-eval")
 
 
 class RewardConfig(Section):
-    place = "rewards"
     read = REWARDED
+    # of correctness; weights are renormalised over the parts that are on
+    hre_weight: Share = 0.4
+    # of the perplexity reward
+    pre_weight: Share = 0.6
+    # taken off for each step of a response, which here is a line
+    step_penalty: Share = 0.01
+    # PRE under the frozen student; false: HRE alone
+    use_student_model: bool = True
+    # judge (see --judge-model), or your own, fn(problem, response, task) -> number in [0,
+    # 1]: file.py:NAME, code that runs here
+    custom: str | None = None
+    # of it, beside HRE and PRE; 0: evaluation reports it and nothing learns from it
+    custom_weight: Annotated[Share, Read(*REWARDED.conditions, "rewards.custom!=null")] = 1.0
+    # a served model that scores by a rubric: {base_url: URL, model: NAME, rubric: FILE or
+    # null, key_variable: NAME or null}
     judge: JudgeConfig | None = None
-    hre_weight: Share
-    pre_weight: Share
-    step_penalty: Share
-    use_student_model: bool
-    custom: str | None
-    custom_weight: Annotated[Share, Read(*REWARDED.conditions, "rewards.custom!=null")]
 
     @property
     def own(self) -> bool:
@@ -329,11 +434,13 @@ ASKED = Read(SEARCHES, "teachers.tier!=none|rewards.judge!=null")
 class BudgetConfig(Section):
     """None is no limit."""
 
-    place = "teachers.budget"
     read = ASKED
-    dollars: NonNegativeFloat | None
-    tokens: NonNegative | None
-    calls: NonNegative | None
+    # of all calls together
+    dollars: NonNegativeFloat | None = 5.0
+    # prompt and completion
+    tokens: NonNegative | None = None
+    # retries are not counted
+    calls: NonNegative | None = None
 
     def share(self, parts: int) -> BudgetConfig:
         """The budget of one of `parts` processes that can't see each other's ledgers."""
@@ -345,28 +452,40 @@ class BudgetConfig(Section):
 
 
 class TeachersConfig(Section):
-    place = "teachers"
     read = ASKED
-    # See `load.with_tier`.
+    # none | embedded | free | production | local | auto: free where its key is set and
+    # steps can be proposed, else none
     tier: Annotated[
         Literal["none", "embedded", "free", "production", "local", "auto"],
         Read(SEARCHES, "command!=search,eval,serve"),
-    ]
-    right: Annotated[NonNegative, BY_TEACHERS]
-    wrong: Annotated[NonNegative, BY_TEACHERS]
-    ask: Annotated[Literal["always", "uncertain", "failing"], BY_TEACHERS]
-    max_tokens: Positive
-    timeout_seconds: PositiveFloat
-    budget: BudgetConfig
-    terminal_checker: Annotated[bool, Read(SEARCHES, "command!=search,eval,serve,vf-eval")]
+    ] = "none"
+    # likely-right proposals an expansion
+    right: Annotated[NonNegative, BY_TEACHERS] = 1
+    # likely-wrong proposals an expansion
+    wrong: Annotated[NonNegative, BY_TEACHERS] = 1
+    # always | uncertain (fewer than 3/4 of the student's own agree) | failing (none earned
+    # 0.5): at which expansions
+    ask: Annotated[Literal["always", "uncertain", "failing"], BY_TEACHERS] = "failing"
+    # of an answer, its thinking included
+    max_tokens: Positive = 2048
+    # of a call, its retries included
+    timeout_seconds: PositiveFloat = 60.0
+    # of a run, by the usage that answers report; calls under way when it is spent still
+    # end; null: no limit
+    budget: BudgetConfig = BudgetConfig()
+    # ask a model of teacher_models.yaml whether a response is finished
+    terminal_checker: Annotated[bool, Read(SEARCHES, "command!=search,eval,serve,vf-eval")] = False
 
 
 class ServeConfig(Section):
-    place = "serve"
     read = Read("command=serve")
-    concurrent: Positive
-    queue: NonNegative
-    budget_tokens: Positive | None
+    # requests answered at once on the engine
+    concurrent: Positive = 64
+    # requests that wait for their turn; one more is answered 429
+    queue: NonNegative = 256
+    # sampled and scored tokens of a search that names no budget; null: four usual answers
+    # of the student (`reserve` in models.yaml), 1000 at least
+    budget_tokens: Positive | None = None
 
 
 class LoraConfig(Section):
@@ -385,14 +504,14 @@ class LoraConfig(Section):
 
 
 class ModelShape(Section):
-    """The shape in which `sft` makes a student from scratch."""
+    """The shape in which `sft` makes a student from scratch; models.yaml has these values."""
 
-    layers: Positive
-    hidden: Positive
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
-    intermediate: Positive
+    layers: Positive = 2
+    hidden: Positive = 64
+    heads: Positive = 2
+    kv_heads: Positive = 2
+    head_dim: Positive = 32
+    intermediate: Positive = 192
 
 
 class StudentModel(Section):

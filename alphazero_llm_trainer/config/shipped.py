@@ -59,19 +59,16 @@ def named_file(path: Path) -> Path:
         return path
 
 
-@lru_cache(maxsize=64)
-def shipped_section(place: str) -> Mapping[str, Any]:
-    """A section of training.yaml; "" is the whole file. Nobody may change what this returns."""
-    file = shipped("training.yaml")
-    section: Any = read_yaml(file)
-    for part in place.split(".") if place else ():
-        section = section.get(part)
-        if not isinstance(section, Mapping):
-            raise ConfigError(
-                f"config file {file} has no section {place}: write its keys there, or take your "
-                "own out and name them with --config"
-            )
-    return section
+@lru_cache(maxsize=1)
+def comments() -> dict[str, str]:
+    """The comment of each key of training.yaml, by its dotted name."""
+    notes, path = dict[str, str](), list[str]()
+    for line in shipped("training.yaml").read_text(encoding="utf-8").splitlines():
+        key, _, note = line.partition(" # ")
+        name = key.partition(":")[0]
+        path[(len(name) - len(name.lstrip())) // 2 :] = [name.strip()]
+        notes[".".join(path)] = note
+    return notes
 
 
 def parse_yaml(text: str) -> Any:

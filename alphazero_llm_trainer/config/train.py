@@ -70,15 +70,24 @@ class Rates(NamedTuple):
 
 
 class OptimizerConfig(Section):
-    place = "train.optimizer"
     read = BY_TRAINERS
-    name: Literal["auto", "adamw", "adamw_8bit"]
-    learning_rate: PositiveFloat | None
-    batch_size: Positive
-    epochs: Annotated[Positive, Read(FITS, "train.sft_steps=null")]
-    warmup: NonNegative
-    max_grad_norm: PositiveFloat
-    weight_decay: NonNegativeFloat
+    # auto | adamw | adamw_8bit (paged, bitsandbytes); auto: 8 bits where the student is
+    # quantised and CUDA is there
+    name: Literal["auto", "adamw", "adamw_8bit"] = "auto"
+    # cosine after the warm-up; null: 5e-4 (ppo 3e-4; alphazero 2e-3 for all of a small
+    # model), less for all of a model of 50 M parameters or more; sft 2e-4
+    learning_rate: PositiveFloat | None = None
+    # rows an update, replayed demonstrations included
+    batch_size: Positive = 16
+    # passes over a round's rows; expert iteration, alphazero, rft and legacy: at most
+    epochs: Annotated[Positive, Read(FITS, "train.sft_steps=null")] = 4
+    # rounds over which the learning rate rises; sft: updates. A quarter of the run at most:
+    # a recipe's is cut in a short run, yours is refused
+    warmup: NonNegative = 1
+    # gradients are scaled down to this norm
+    max_grad_norm: PositiveFloat = 1.0
+    # of AdamW
+    weight_decay: NonNegativeFloat = 0.0
 
     def rate(self, rates: Rates, parameters: int, adapter: str) -> float:
         """The configured learning rate, else that of `rates` for a model of so many parameters, of
@@ -96,70 +105,131 @@ class CriticConfig(Section):
     searched for them.
     """
 
-    place = "train.critic"
     read = Read("command=value,prm")
-    questions: Annotated[int, Field(ge=10), Read("command=value,prm", SEARCHES)]
-    margin: Annotated[float, Field(gt=0, le=1)]
-    least_outcomes: Positive
+    # fresh training questions that are searched where no data is given
+    questions: Annotated[int, Field(ge=10), Read("command=value,prm", SEARCHES)] = 2000
+    # least difference of two sibling steps' mean outcomes that makes them a pair
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.5
+    # responses behind both steps of a pair, and behind a step that is called wrong
+    least_outcomes: Positive = 3
+    # rlhflow | qwen-prm: how a public PRM's folder (one without critic.json) is read
     format: Annotated[
         Literal["rlhflow", "qwen-prm"] | None, Read("train.credit=process|command=eval,serve")
-    ]
+    ] = None
 
 
 class TrainConfig(Section):
-    place = "train"
     read = Read("command=train")
-    method: Annotated[str, AfterValidator(a_method), BY_LEARNERS]
-    student: Annotated[str | None, Read("command=train", fix="name it with --model")]
-    num_examples: Annotated[Positive, Read("command=train,value,prm", SEARCHES)]
-    tokens: Positive | None
-    preflight: NonNegative
-    questions_per_round: Positive
-    checkpoint_dir: Annotated[str, Read("command=train,eval")]
-    save_every: Positive
-    log_interval: Positive | None
-    track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
-    eval_size: Annotated[NonNegative, Read("command=train,sft")]
-    validation_size: Annotated[NonNegative, Read("command=train,sft")]
-    keep_best: Annotated[bool, BY_TRAINERS]
-    keep_checkpoints: Positive | None
-    groups: Annotated[Literal["tree", "chain", "verified"], BY_LEARNERS]
-    requeue_limit: Annotated[NonNegative, Read(LEARNS, SEARCHES, "search.budget_tokens=null")]
-    reward: Annotated[Literal["hre", "combined"] | None, BY_LEARNERS]
+    # expert_iteration | alphazero | rft | grpo | ppo | distill | legacy | file.py:NAME
+    method: Annotated[str, AfterValidator(a_method), BY_LEARNERS] = "expert_iteration"
+    # folder of the student that the run starts from, such as checkpoints/run-001/student;
+    # null: as `student` says
+    student: Annotated[str | None, Read("command=train", fix="name it with --model")] = None
+    # training questions; without --num no more than the source has
+    num_examples: Annotated[Positive, Read("command=train,value,prm", SEARCHES)] = 4800
+    # sampled tokens after which no further round begins; the learning rate goes by them
+    # then
+    tokens: Positive | None = None
+    # questions that `train` answers before anything else; it stops where nothing could be
+    # learnt
+    preflight: NonNegative = 8
+    # questions searched between two updates of the student
+    questions_per_round: Positive = 96
+    # where run folders go
+    checkpoint_dir: Annotated[str, Read("command=train,eval")] = "checkpoints"
+    # questions between two checkpoints
+    save_every: Positive = 960
+    # questions after each of which a line says how far the run is; null: after ten silent
+    # seconds
+    log_interval: Positive | None = None
+    # none | mlflow | wandb | trackio | tensorboard: where parameters, metrics and artifacts
+    # go besides the run folder
+    track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"] = "none"
+    # held-out problems before and after
+    eval_size: Annotated[NonNegative, Read("command=train,sft")] = 1000
+    # held-out problems that every checkpoint is measured on; 0 for none
+    validation_size: Annotated[NonNegative, Read("command=train,sft")] = 300
+    # end with the best checkpoint by validation accuracy; false: with the last
+    keep_best: Annotated[bool, BY_TRAINERS] = True
+    # newest ones that stay in the run's folder, beside the best weights; null: all
+    keep_checkpoints: Positive | None = 3
+    # tree | chain (search.samples whole responses) | verified (single chains whose steps
+    # the source's rule judges): where the trajectories of a question come from
+    groups: Annotated[Literal["tree", "chain", "verified"], BY_LEARNERS] = "tree"
+    # how often a question is searched again where all its trajectories earned the same
+    requeue_limit: Annotated[NonNegative, Read(LEARNS, SEARCHES, "search.budget_tokens=null")] = 1
+    # hre | combined: what advantages are made of; null: combined with rewards.custom, else
+    # hre
+    reward: Annotated[Literal["hre", "combined"] | None, BY_LEARNERS] = None
+    # full | lora; null: as models.yaml says for the student
     adapter: Annotated[
         Literal["full", "lora"] | None,
         Read(f"{FITS}|engine.backend=vllm,vllm-server", "scratch=no"),
-    ]
-    micro_batch: Annotated[Positive | None, BY_TRAINERS]
+    ] = None
+    # rows of one forward; null: a whole minibatch, on a CPU what takes 2 GiB
+    micro_batch: Annotated[Positive | None, BY_TRAINERS] = None
+    # auto | on | off: compute activations again in the backward pass; auto: on CUDA and
+    # over 4-bit weights
     gradient_checkpointing: Annotated[
         Literal["auto", "on", "off"], BeforeValidator(on_or_off), BY_TRAINERS
-    ]
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], BY_TRAINERS]
-    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
-    push_to_hub: str | None
-    demonstrations: Annotated[NonNegative, Read(FITS, "searches=yes|command=sft")]
+    ] = "auto"
+    # auto | float32 | bfloat16: of the products in training; auto: bfloat16 for bf16
+    # students on CUDA and for large ones on a CPU that has it
+    precision: Annotated[Literal["auto", "float32", "bfloat16"], BY_TRAINERS] = "auto"
+    # auto | on | off, grpo, ppo and distill: responses of one question share its prompt in
+    # one sequence; auto: where it is less work, on CUDA under flex_attention
+    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    # OWNER/NAME on the Hugging Face hub that student/ and adapter/ are uploaded to at the
+    # end
+    push_to_hub: str | None = None
+    # worked solutions that warm-up saw and that are replayed
+    demonstrations: Annotated[NonNegative, Read(FITS, "searches=yes|command=sft")] = 500
+    # replayed rows in a minibatch; null: a fifth where a source makes its problems
+    # (embedded, numbers, pancake), none elsewhere
     demonstration_share: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None, Read("command=train,value,prm", SEARCHES)
-    ]
-    optimizer: OptimizerConfig
-    updates_per_round: Positive
-    buffer_passes: Positive
-    rows_per_round: Positive
-    clip_low: Share
-    clip_high: Share
-    kl_coefficient: NonNegativeFloat
-    credit: Literal["group", "step", "process", "path", "visits", "gumbel"]
-    value_coefficient: NonNegativeFloat
-    teacher: str | None
-    prm: Annotated[str | None, Read("command=train", "train.credit=process")]
-    process_weight: Annotated[NonNegativeFloat, Read("command=train", "train.credit=process")]
-    negative_weight: Share
-    teacher_rows: Annotated[bool, BY_LEARNERS]
-    gae_lambda: Share
-    critic_rounds: NonNegative
-    sft_steps: Annotated[Positive | None, Read("command=sft,value,prm")]
-    evaluate_every: Annotated[Positive, Read("command=sft,value,prm")]
-    critic: CriticConfig
+    ] = None
+    optimizer: OptimizerConfig = OptimizerConfig()
+    # expert iteration, alphazero, rft and legacy: updates after each search, at most
+    updates_per_round: Positive = 14
+    # likewise: passes of a round's updates over the rows of all rounds so far, at most
+    buffer_passes: Positive = 3
+    # grpo, ppo and distill: policy rows of a round's updates
+    rows_per_round: Positive = 32
+    # grpo, ppo and distill: the ratio is clipped below 1 minus this
+    clip_low: Share = 0.2
+    # and above 1 plus this
+    clip_high: Share = 0.28
+    # KL penalty to what the run started from: of grpo in the loss, of ppo in the reward
+    kl_coefficient: NonNegativeFloat = 0.0
+    # grpo: group | step | process, a response against its group, Q(child) - V(parent),
+    # outcome and process rewards; alphazero: path | visits | gumbel, the right response,
+    # the search's visits, or its improved policy
+    credit: Literal["group", "step", "process", "path", "visits", "gumbel"] = "group"
+    # alphazero: of the value's cross-entropy beside the policy's likelihood
+    value_coefficient: NonNegativeFloat = 0.1
+    # distill: whose probabilities are learnt, a student's folder, a name of models.yaml, a
+    # hub id, or the address of a vLLM server
+    teacher: str | None = None
+    # credit process: folder of the process reward model that scores the steps
+    prm: Annotated[str | None, Read("command=train", "train.credit=process")] = None
+    # credit process: of the process advantage that is added to the outcome's
+    process_weight: Annotated[NonNegativeFloat, Read("command=train", "train.credit=process")] = 0.5
+    # grpo: weight of below-average rows; 0 is positives-only
+    negative_weight: Share = 0.3
+    # grpo and ppo: train on responses with a step of a teacher's too
+    teacher_rows: Annotated[bool, BY_LEARNERS] = False
+    # ppo; 1: no bootstrapping
+    gae_lambda: Share = 1.0
+    # ppo: first rounds that train the critic and replay demonstrations alone
+    critic_rounds: NonNegative = 2
+    # sft, value, prm: updates; sft 4000 from scratch (pancake 800); null:
+    # train.optimizer.epochs passes over the demonstrations, questions or pairs
+    sft_steps: Annotated[Positive | None, Read("command=sft,value,prm")] = None
+    # sft and critics: updates between two evaluations
+    evaluate_every: Annotated[Positive, Read("command=sft,value,prm")] = 100
+    # the `value` and `prm` commands
+    critic: CriticConfig = CriticConfig()
 
     @property
     def process(self) -> bool:

@@ -74,7 +74,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     @property
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
-        weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
+        weights = load_config().rewards if self.weights is None else self.weights
         return weights if self.custom is None else weights.changed(custom=self.custom)
 
 

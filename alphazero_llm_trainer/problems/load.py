@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, resolve_name
-from ..config.sections import ProblemsConfig, RewardConfig
+from ..config.load import Config, read_problems, resolve_name
+from ..config.sections import RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Opening, Task
 from .source import (
@@ -59,7 +59,7 @@ def load_tasks(
             "ask for 1 or more, from 0 or later"
         )
     if isinstance(source, str):
-        source = open_problems(ProblemsConfig.model_validate({"source": source, **options}))
+        source = open_problems(read_problems(source=source, **options))
     tasks = asked(source, split, count, start)
     if not tasks:
         first = f" from number {start} on: start earlier, " if start else ": "

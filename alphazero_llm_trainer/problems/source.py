@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, read_problems
 from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
@@ -600,7 +600,7 @@ def source_of(problem: Problem) -> Source:
     """
     if problem.source not in _newest:
         try:
-            source = _opened(ProblemsConfig.model_validate({"source": problem.source}), 0)
+            source = _opened(read_problems(source=problem.source), 0)
         except UnknownSourceError:  # a question of the user's own
             source = TaskList([], problem.source, "any", "")
         _newest[problem.source] = source

@@ -11,6 +11,7 @@ from alphazero_llm_trainer.cli.base import flag_layers
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config, load_training
 from alphazero_llm_trainer.files import flat
+from alphazero_llm_trainer.runs.export import SUFFIXES
 
 CLI = Path(base.__file__).parent
 # Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word
@@ -57,6 +58,11 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     layers = flag_layers(build_parser().parse_args([name, *needed, *words]))
     changed = dict(flat(load_config(overrides=layers).model_dump()))
     assert changed[key] != SHIPPED.get(key)
+
+
+def test_export_offers_every_kind():
+    [kind] = {action for name, _, action in flags() if (name, action.dest) == ("export", "kind")}
+    assert kind.choices == [*SUFFIXES, "all"]
 
 
 def test_keys_that_the_method_reads_are_taken():

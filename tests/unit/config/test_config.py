@@ -2,6 +2,7 @@
 mistake is a sentence.
 """
 
+import runpy
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,6 @@ from tables import table
 from alphazero_llm_trainer.config import load
 from alphazero_llm_trainer.config.load import (
     Config,
-    flat,
     load_answering,
     load_config,
     load_training,
@@ -25,15 +25,16 @@ from alphazero_llm_trainer.config.load import (
 )
 from alphazero_llm_trainer.config.sections import (
     BudgetConfig,
+    ModelShape,
     SearchConfig,
     TeachersConfig,
 )
-from alphazero_llm_trainer.config.shipped import shipped_section
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.learning.methods.registry import METHODS
 from alphazero_llm_trainer.runs import plan
 
 CASES = table("config")
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def leaves(section, path=()):
@@ -92,12 +93,17 @@ def test_every_float_may_be_written_with_an_exponent():
 # -- shipped files ---------------------------------------------------------------------------------
 
 
-def test_training_yaml_documents_every_key_and_no_other():
+def test_training_yaml_is_made_of_the_sections():
+    made = runpy.run_path(str(CHECKOUT / "scripts" / "training_yaml.py"))["training_yaml"]()
+    assert shipped("training.yaml").read_text(encoding="utf-8") == made
     assert set(keys(read_yaml(shipped("training.yaml")))) == set(LEAVES)
+    assert all("# " in line for line in made.splitlines() if line and line[-1] != ":")
     # Sections by themselves have its values.
     config = load_config()
     assert SearchConfig(simulations=6) == config.search.changed(simulations=6)
     assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget
+    # An edit of a student's shape is told by the values of `ModelShape`.
+    assert config.models["small"].shape == ModelShape()
 
 
 def test_a_value_guides_alone_unless_rollouts_or_a_rule_are_named():
@@ -183,9 +189,6 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
 # -- a user's edits of the shipped files -----------------------------------------------------------
 
 
-NO_RECIPES = ("training", "models", "teacher_models", "replaced", "grpo_correctness")  # by name
-
-
 @pytest.fixture
 def edited(tmp_path, monkeypatch):
     """Replaces a text in a copy of a shipped file, which is read from then on."""
@@ -197,25 +200,11 @@ def edited(tmp_path, monkeypatch):
         before = file.read_text()
         assert text in before
         file.write_text(before.replace(text, other, 1))
-        shipped_section.cache_clear()
         return file
 
     fake = copy.parent / "config" / "shipped.py"
     monkeypatch.setattr("alphazero_llm_trainer.config.shipped.__file__", str(fake))
-    yield edit
-    shipped_section.cache_clear()
-
-
-def test_edits_are_told_by_the_values_that_recipes_replace():
-    came = dict(flat(read_yaml(shipped("replaced.yaml"))))
-    files = read_yaml(shipped("training.yaml")) | {"models": read_yaml(shipped("models.yaml"))}
-    now = dict(flat(files))
-    assert {key: now[key] for key in came} == came, "replaced.yaml has the files' own values"
-    files = shipped("training.yaml").parent.glob("*.yaml")
-    recipes = [file for file in files if file.stem not in NO_RECIPES and "gpu" not in file.stem]
-    layers = [*map(read_yaml, recipes), load.GUIDED]
-    replaced = {key for layer in layers for key, _ in flat(layer)}
-    assert replaced - {"train.method"} == set(came), "replaced.yaml has the keys of all recipes"
+    return edit
 
 
 def test_an_edit_of_training_yaml_wins_over_a_recipe(edited, monkeypatch):
