@@ -17,7 +17,7 @@ from ..eval.methods import METHODS
 from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..policy.engine_steps import drawing_cost
-from ..problems.source import reading_of
+from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
 from ..types import Cost, Problem, token_text
