@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .environment.harness import AlphaZeroHarness
     from .environment.taskset import AlphaZeroTaskset
     from .errors import AlphaZeroError
-    from .problems.source import Source, TaskList
+    from .problems.source import Source
+    from .problems.task_list import TaskList
     from .types import Problem, Task
 
 __version__: str  # looked up in the installed package's metadata when it is asked for
@@ -36,7 +37,7 @@ _HOMES = {
     "Source": "problems.source",
     "Table": "api.evaluate",
     "Task": "types",
-    "TaskList": "problems.source",
+    "TaskList": "problems.task_list",
     "TrainingRun": "api.train",
     "collect": "api.collect",
     "compare": "api.compare",

@@ -10,7 +10,7 @@ from ..engine.protocol import StepPolicy, ValueFunction, Verifier
 from ..mcts.driver import Search
 from ..mcts.expansion import Advisor, Evaluate, TokenPolicy
 from ..policy.proposals import policy_of
-from ..problems.source import reading_of
+from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..rewards.terminal import finished_earns_one, make_evaluate
 

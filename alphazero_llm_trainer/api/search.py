@@ -21,7 +21,8 @@ from ..mcts.driver import SearchResult, check_settings
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.source import check_text, open_source
+from ..problems.registry import open_source
+from ..problems.rows import check_text
 from ..report.page import framed
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree

@@ -14,7 +14,8 @@ from ..engine.step_ends import step_ends
 from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import with_model
-from ..problems.source import Source, from_tasks, hold
+from ..problems.registry import from_tasks, hold
+from ..problems.source import Source
 from ..rewards.custom import Function, name_reward
 from ..types import Task
 

@@ -13,7 +13,7 @@ from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import flat
 from ..live import Progress, Stop, StoppedError
-from ..problems.source import UnknownSourceError, open_source
+from ..problems.registry import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..runs.folder import RunFolder
 from ..runs.start import check_start, load_run, prepare

@@ -46,7 +46,7 @@ def run_search(args: argparse.Namespace) -> int:
         )
     check_critics(args)
     from ..problems.load import tasks_of
-    from ..problems.source import open_source
+    from ..problems.registry import open_source
 
     if args.question is None:
         problem = tasks_of(config, "test", 1, args.index or 0)[0].problem

@@ -34,7 +34,7 @@ def configured(args: argparse.Namespace) -> Config:
     """
     config = resolve(args, recipe="sft.yaml")
     if args.path is None and from_scratch(config):
-        from ..problems.source import open_source
+        from ..problems.registry import open_source
 
         config = resolve(args, recipe=open_source(config).scratch)
     return config

@@ -20,7 +20,7 @@ from ..config.sections import RewardConfig, StudentModel
 from ..errors import ConfigError
 from ..grading.graders import Grade, Verdict
 from ..problems.load import load_tasks
-from ..problems.source import check_reads, gradable, open_problems, source_of
+from ..problems.registry import check_reads, gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem

@@ -31,7 +31,8 @@ from ..errors import ConfigError, DataError
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Verdict
 from ..problems.rows import SPLIT_NAMES
-from ..problems.source import SPLITS, Source, guess_tokens, split_of
+from ..problems.source import SPLITS, Source, split_of
+from ..problems.task_list import guess_tokens
 from ..types import Problem, Task
 from .argv import is_our_id
 from .taskset_rules import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.step_ends import split_steps
 from ..mcts.waiting import together
-from ..problems.source import gradable
+from ..problems.registry import gradable
 from ..rewards.custom import JUDGE
 from ..types import Opening, Step, Task
 from .attempt import MethodContext

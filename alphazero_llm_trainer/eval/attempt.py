@@ -19,7 +19,7 @@ from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.steps import verdict
 from ..policy.proposals import steps_of
-from ..problems.source import source_of
+from ..problems.registry import source_of
 from ..tree.arena import REJECTED, ROOT, Tree
 from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, text_of
 from .verifiers import NoVerifier

@@ -15,7 +15,7 @@ from ..live import Progress
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..problems.load import rows_hash
-from ..problems.source import gradable, source_of
+from ..problems.registry import gradable, source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
 from .attempt import Answered, Attempt, MethodContext

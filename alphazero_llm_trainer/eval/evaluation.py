@@ -21,7 +21,8 @@ from ..mcts.waiting import together
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
 from ..problems.load import ALL, load_tasks, opening, with_context
-from ..problems.source import Source, check_reads, open_one_of
+from ..problems.registry import check_reads, open_one_of
+from ..problems.source import Source
 from ..rewards.custom import JUDGE, open_reward
 from ..tree.extract import remedy, shortfall
 from .agreement import agreement

@@ -12,7 +12,7 @@ from ..errors import RequestError
 from ..live import Progress, run_until
 from ..mcts.seeds import derive_seed
 from ..policy.student import Student
-from ..problems.source import source_of
+from ..problems.registry import source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
 

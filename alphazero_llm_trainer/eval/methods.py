@@ -14,7 +14,7 @@ from typing import Any
 
 from ..answering.searches import answer_search
 from ..errors import RequestError
-from ..problems.source import source_of
+from ..problems.registry import source_of
 from ..tree.arena import WHOLE
 from ..tree.extract import SHORT, endings
 from ..types import Problem, Step, ids_of

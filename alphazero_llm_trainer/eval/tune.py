@@ -17,7 +17,7 @@ from ..files import write_json
 from ..live import Progress, run_until
 from ..policy.folders import CHOOSES, CHOSEN, carried_value, read_note
 from ..problems.load import opening, tasks_of, with_context
-from ..problems.source import open_source
+from ..problems.registry import open_source
 from .attempt import MethodContext
 from .cells import Benchmark, Cell, run_cell
 from .metrics import paired_bootstrap

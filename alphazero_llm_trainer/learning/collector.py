@@ -19,7 +19,7 @@ from ..mcts.seeds import derive_seed
 from ..policy.proposals import policy_of
 from ..policy.verifiers import Product
 from ..problems.load import check_gold
-from ..problems.source import open_source, reading_of
+from ..problems.registry import open_source, reading_of
 from ..problems.step_checks import Calculator
 from ..rewards.custom import open_reward
 from ..rewards.perplexity import Perplexity

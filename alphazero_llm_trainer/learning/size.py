@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..problems.load import tasks_of
-from ..problems.source import open_source
+from ..problems.registry import open_source
 from ..types import Task
 
 PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem

@@ -25,7 +25,8 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
 from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at, usual
-from .source import Source, TaskList, from_rows
+from .source import Source
+from .task_list import TaskList, from_rows
 
 HUB = "install alphazero-llm-trainer[hub]"
 

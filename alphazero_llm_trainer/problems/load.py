@@ -11,17 +11,9 @@ from ..config.load import Config, read_problems, resolve_name
 from ..config.sections import RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Opening, Task
-from .source import (
-    SHOWN,
-    SPLITS,
-    Source,
-    check_tasks,
-    gradable,
-    guess_tokens,
-    open_problems,
-    open_source,
-    renamed,
-)
+from .registry import gradable, open_problems, open_source
+from .source import SPLITS, Source
+from .task_list import SHOWN, check_tasks, guess_tokens, renamed
 
 ALL = "all"  # the splits of a data set together
 

@@ -1,9 +1,8 @@
 """What chat models are told before a problem, by how its answers are compared.
 
 No text has a placeholder that a model could copy as its answer, nor numbers: a chat model writes
-them down. The prompt for numbers is compared with others in `benchmarks/prompts.py`, on training
-rows. Step-level search cuts a response at its line ends, so all ask for steps on lines of their
-own.
+them down. Step-level search cuts a response at its line ends, so all ask for steps on lines of
+their own.
 """
 
 from __future__ import annotations

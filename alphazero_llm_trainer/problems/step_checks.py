@@ -9,7 +9,8 @@ from itertools import combinations
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError
 from ..types import Problem, Step, StepCheck
-from .source import Source, source_of
+from .registry import source_of
+from .source import Source
 
 SAID = {True: StepCheck.RIGHT, False: StepCheck.WRONG, None: StepCheck.UNCHECKED}
 

@@ -94,7 +94,7 @@ class Perplexity:
         return pre(logprobs, await self._baseline(known, cost)), cost
 
     async def open(self, problem: Problem, most: int | None) -> Cost:
-        """Compute the baseline, of at most so many tokens (see `search.steps.Grading`)."""
+        """Compute the baseline, of at most so many tokens (see `mcts.expansion.Grading`)."""
         cost = Cost()
         await self._baseline(self._measured(problem, most), cost)
         return cost

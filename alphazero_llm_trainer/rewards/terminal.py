@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..grading.graders import Verdict
-from ..problems.source import gradable, source_of
+from ..problems.registry import gradable, source_of
 from ..tree.arena import WHOLE
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of

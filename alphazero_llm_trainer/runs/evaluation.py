@@ -9,7 +9,7 @@ from typing import Any
 from ..eval.greedy import Answers
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..problems.load import rows_hash
-from ..problems.source import gradable
+from ..problems.registry import gradable
 from ..types import Task
 
 

@@ -13,7 +13,7 @@ from ..config.sections import StudentModel
 from ..learning.prepared import Prepared
 from ..policy.folders import cached, stored_bytes
 from ..problems.load import opening
-from ..problems.source import open_source
+from ..problems.registry import open_source
 from .start import start_of
 
 

@@ -14,7 +14,7 @@ from ..errors import TrainingError
 from ..eval.greedy import answer
 from ..live import Progress
 from ..policy.student import Student
-from ..problems.source import gradable, source_of
+from ..problems.registry import gradable, source_of
 from ..problems.step_checks import check_states
 from ..types import Task
 

@@ -31,7 +31,7 @@ from ..policy.folders import VALUE
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
 from ..problems.load import rows_hash
-from ..problems.source import open_source
+from ..problems.registry import open_source
 from ..rewards.combined import outcome
 from ..tree.arena import Tree
 from ..tree.extract import endings

@@ -32,7 +32,8 @@ from ..learning.rows import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
-from ..problems.source import Source, open_source
+from ..problems.registry import open_source
+from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .fit import Course, Kept, Line, fit, planned

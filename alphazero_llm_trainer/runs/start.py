@@ -29,7 +29,7 @@ from ..policy.folders import (
     weights_of,
 )
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
-from ..problems.source import open_source
+from ..problems.registry import open_source
 from ..rewards.custom import JUDGE, open_reward
 from .hub import check_hub
 from .tracking import check_tracker

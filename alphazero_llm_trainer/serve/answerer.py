@@ -17,7 +17,7 @@ from ..eval.methods import METHODS
 from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..policy.engine_steps import drawing_cost
-from ..problems.source import reading_of
+from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
 from ..types import Cost, Problem, token_text
@@ -83,14 +83,7 @@ class Answerer:
             outcome = await self.answer_by_search(wanted, problem, seed, due, grown)
             tell(outcome.text, ())
             return outcome
-        echoes = isinstance(wanted.body, CompletionBody) and wanted.body.echo
-        before = wanted.question if echoes else ""
-        tell(before, ())
-        outcome = await self.sampled(wanted, seed, due, tell)
-        outcome.text = before + outcome.text
-        if echoes and outcome.tokens is not None:
-            outcome.tokens = [*await self.echoed(wanted, outcome.cost), *outcome.tokens]
-        return outcome
+        return await self.sampled(wanted, seed, due, tell)
 
     # -- a plain sample ----------------------------------------------------------------------------
 
@@ -184,29 +177,6 @@ class Answerer:
         return [
             self.token(reader.pieces[at], drawn.logprobs[at], tops[at]) for at in range(first, end)
         ]
-
-    async def echoed(self, wanted: WantedAnswer, cost: Cost) -> list[WireToken]:
-        """The prompt's tokens with their log-probabilities (nats) and likeliest alternatives; none
-        for the first one.
-        """
-        ids, engine = wanted.prompt, self.student.engine
-        [logprobs] = await engine.score([(ids[:1], ids[1:])])
-        cost.add(Cost(scored_tokens=len(logprobs), calls=1))
-        tops: list[Any] = [()] * len(logprobs)
-        if wanted.body.alternatives:
-            prefixes = [ids[:end] for end in range(1, len(ids))]
-            tops = await engine.next_token_topk(prefixes, wanted.body.alternatives)
-        reader = TextReader(self.student.decode)
-        reader.read(ids)
-        reader.end()
-        tokens = [WireToken(reader.pieces[0], None)]
-        for token, piece, logprob, top in zip(
-            ids[1:], reader.pieces[1:], logprobs, tops, strict=True
-        ):
-            # Of one forward, so that a token which is the likeliest has exactly the likeliest one's
-            # number.
-            tokens.append(self.token(piece, dict(top).get(token, logprob), top))
-        return tokens
 
     def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> WireToken:
         others = [

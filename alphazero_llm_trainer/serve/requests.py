@@ -262,7 +262,6 @@ class CompletionBody(RequestBody):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=0, le=MOST_COUNTED)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    echo: bool = False
 
     @property
     def most_tokens(self) -> int:
@@ -277,8 +276,8 @@ class CompletionBody(RequestBody):
 class WantedAnswer:
     """A prompt of a request within this server's bounds.
 
-    `question` is what a search works on (a PRM or a value reads the prompt's tokens), or a
-    completion's prompt as text. `messages` are the chat where another server reads it.
+    `question` is what a search works on (a PRM or a value reads the prompt's tokens), "" for a
+    completion. `messages` are the chat where another server reads it.
     """
 
     body: ChatBody | CompletionBody
@@ -368,10 +367,8 @@ def completion_request(body: CompletionBody, student: Any, models: Models) -> li
     for number, prompt in enumerate(prompts):
         ids = completion_ids(prompt, student, body.max_tokens)
         seed = derive_seed(body.seed, "prompt", number) if number else body.seed
-        question = prompt if isinstance(prompt, str) else student.decode(ids)
-        wanted.append(
-            WantedAnswer(body, models.methods[SAMPLE], ids, question, seed % (1 << SEED_BITS))
-        )
+        method = models.methods[SAMPLE]
+        wanted.append(WantedAnswer(body, method, ids, "", seed % (1 << SEED_BITS)))
     return wanted
 
 

@@ -22,11 +22,11 @@ DEADLINE = "deadline"
 @dataclass(frozen=True, slots=True)
 class WireToken:
     """A token of a response: the text that it added, its log-probability (nats), and its likeliest
-    alternatives by their texts. The first token of an echoed prompt has neither.
+    alternatives by their texts.
     """
 
     text: str
-    logprob: float | None
+    logprob: float
     top: Sequence[tuple[str, float]] = ()
 
 
@@ -163,7 +163,7 @@ class Wire:
                 content.append({**spelled(token.text, token.logprob), "top_logprobs": others})
             return {"content": content}
         # From the least likely alternative on, so that the likeliest of equal texts stays.
-        tops = [None if token.logprob is None else dict(reversed(token.top)) for token in tokens]
+        tops = [dict(reversed(token.top)) for token in tokens]
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -174,5 +174,5 @@ class Wire:
         }
 
 
-def spelled(text: str, logprob: float | None) -> dict[str, Any]:
+def spelled(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,7 +1,7 @@
 """A journal record as the page reads it: the row of a list, and one tree's data. Plain JSON in,
 plain JSON out.
 
-A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`,
+A record is a mapping with `tree` (`tree.arena.Tree.to_dict`) and whatever else is known: `key`,
 `problem` (`id`, `question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`,
 `policy_version`; of the choice `chosen` (its last node), `answer`, `why` and `response`, or
 `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct, gumbel, and

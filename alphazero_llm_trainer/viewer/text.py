@@ -12,7 +12,7 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
     Children that were never visited are counted; rollouts are shown where they leave the tree.
 
     Args:
-        tree: an object with the tree's columns (`search.tree.Tree`).
+        tree: an object with the tree's columns (`tree.arena.Tree`).
         chosen: the chosen response's last node, or None.
         most: siblings shown; the rest is counted.
     """

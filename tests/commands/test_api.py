@@ -15,7 +15,7 @@ from tables import read_json
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.problems import source
+from alphazero_llm_trainer.problems import registry
 
 QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
 SMALL = {"train.validation_size": 4, "train.questions_per_round": 12, "train.demonstrations": 0}
@@ -127,8 +127,8 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypa
     other = {"train": {"clip_low": 0.1}}
     refused(r"train\.clip_low is 0\.1, the run in .* has 0\.2", goes_on, tasks, config=other)
     refused(r"did you mean runs/1/student\?", az.load, "runs/1", kind=CheckpointError)
-    monkeypatch.setattr(source, "_held", {})  # as a new session begins
-    source._opened.cache_clear()
+    monkeypatch.setattr(registry, "_held", {})  # as a new session begins
+    registry._opened.cache_clear()
     refused("learns from tasks of a Python session: pass the same ones as `problems`", goes_on)
     card = read_json(run.folder / "run.json")
     assert goes_on(tasks).card["after"] == card["after"]

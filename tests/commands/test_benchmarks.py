@@ -7,7 +7,7 @@ from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.problems.pancake import flip
-from alphazero_llm_trainer.problems.source import open_source
+from alphazero_llm_trainer.problems.registry import open_source
 from alphazero_llm_trainer.types import Problem
 
 

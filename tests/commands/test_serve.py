@@ -164,11 +164,11 @@ def test_a_chat_that_has_begun_goes_on(client, model):
 def test_a_completion_goes_on_from_a_prompt_as_it_stands(client):
     question, create = next(FRESH), client.completions.create
     ask = {"model": "student", "prompt": f"{question}\n", "temperature": 0, "max_tokens": 40}
-    streamed = {"echo": True, "stream": True, "stream_options": {"include_usage": True}}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = create(**ask, **streamed)
     chat, answer = said(client, asked(question), temperature=0), create(**ask)
     assert (answer.object, answer.choices[0].text) == ("text_completion", chat)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == ask["prompt"] + chat
+    assert "".join(chunk.choices[0].text for chunk in chunks) == chat
     assert len(chunks) > 5 and last.choices == []
     assert last.usage.completion_tokens == answer.usage.completion_tokens
     assert create(**ask | {"temperature": 2}, top_p=1e-6).choices[0].text == chat
@@ -179,14 +179,12 @@ def test_several_prompts_have_choices_and_draws_of_their_own(client):
 
     def drawn(prompt):
         answer = client.completions.create(
-            model="student", prompt=prompt, seed=4, temperature=2.0, max_tokens=12, n=2, echo=True
+            model="student", prompt=prompt, seed=4, temperature=2.0, max_tokens=12, n=2
         )
         return answer.usage.prompt_tokens, [choice.text for choice in answer.choices]
 
     tokens, texts = drawn(prompts)
     assert len(texts) == 8
-    for at, text in enumerate(texts):
-        assert text.startswith(prompts[at // 2])
     assert len({*texts[:2], *texts[6:]}) == 4  # one prompt, four draws
     each = [drawn(prompt) for prompt in prompts]
     assert each[0][1] == texts[:2] and tokens == sum(count for count, _ in each)
@@ -194,32 +192,29 @@ def test_several_prompts_have_choices_and_draws_of_their_own(client):
 
 @pytest.mark.parametrize("logprobs", [0, 1, 3])
 @pytest.mark.parametrize("drawn", [0, 1, 60])
-def test_echoed_log_probabilities_are_the_models(client, drawn, logprobs):
+def test_log_probabilities_of_a_completion_are_the_models(client, drawn, logprobs):
     student = load_student(load_config(overrides=["student=embedded"]))
     text = f"{QUESTIONS[3]}\n3 * 4 = 12\n"
     ids = student.encode(text)
     answer = client.completions.create(
-        model="student", prompt=ids, temperature=0, max_tokens=drawn, echo=True, logprobs=logprobs,
+        model="student", prompt=ids, temperature=0, max_tokens=drawn, logprobs=logprobs,
         extra_body={"return_token_ids": True},
     )  # fmt: skip
     [choice] = answer.choices
-    found, whole = choice.logprobs, [*ids, *choice.model_extra["token_ids"]]
-    # The end token is told with no text: lm-eval counts one token for `max_tokens: 1`, whatever it
-    # is.
-    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(whole)
-    table = library_logprobs(student.model, whole)
-    own = [float(table[at, token]) for at, token in enumerate(whole[1:])]
-    assert found.token_logprobs[0] is None
-    assert found.token_logprobs[1:] == pytest.approx(own, abs=1e-4)
-    assert "".join(found.tokens) == choice.text and choice.text.startswith(text)
+    found, response = choice.logprobs, choice.model_extra["token_ids"]
+    # The end token is told with no text: clients count tokens.
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == len(response)
+    table = library_logprobs(student.model, [*ids, *response])[len(ids) - 1 :]
+    own = [float(table[at, token]) for at, token in enumerate(response)]
+    assert found.token_logprobs == pytest.approx(own, abs=1e-4)
+    assert "".join(found.tokens) == choice.text
     for at, token in zip(found.text_offset, found.tokens, strict=True):
         assert choice.text[at : at + len(token)] == token
     if not logprobs:
         assert found.top_logprobs is None
-    for at, top in enumerate((found.top_logprobs or [])[1:]):
-        # Exactly, as lm-eval compares them.
-        likeliest = found.token_logprobs[at + 1] == max(top.values())
-        assert likeliest == (int(table[at].argmax()) == whole[at + 1])
+    for at, top in enumerate(found.top_logprobs or []):
+        likeliest = found.token_logprobs[at] == max(top.values())
+        assert likeliest == (int(table[at].argmax()) == response[at])
     assert (answer.usage.completion_tokens > 0) == (drawn > 0)
 
 

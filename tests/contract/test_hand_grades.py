@@ -8,7 +8,7 @@ from tables import CHECKOUT, TESTS
 from alphazero_llm_trainer.grading import answers
 from alphazero_llm_trainer.grading.graders import GRADERS, Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.problems.registry import source_of
 
 GOLDEN = TESTS / "golden"
 OWN = GOLDEN / "answers.jsonl"

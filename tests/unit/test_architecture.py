@@ -202,3 +202,34 @@ def test_no_pattern_repeats_a_group_possessively():
             text = getattr(node, "value", None)
             if isinstance(text, str):
                 assert not possessive.search(text), (name, node.lineno)
+
+
+def defined(tree):
+    """The names that a module or a class binds at its top, and those of its methods' `self`."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (part.id for one in targets for part in ast.walk(one) if hasattr(part, "id"))
+
+
+def test_files_and_modules_that_docstrings_and_comments_name_are_there():
+    """`room/file.py`, and `room.module.NAME` where `room` is one of the package's."""
+    others = {"file.py", "train_vllm.py", "hotpot_evaluate_v1.py"}  # a user's and other projects'
+    files = [path for part in ("benchmarks", "scripts") for path in (CHECKOUT / part).rglob("*.py")]
+    rooms, stale = {room(name) for name in TREES} | {"search", "rollouts"}, []
+    for path in FILES:
+        for quoted in re.findall(r"`([\w./]+)`", path.read_text(encoding="utf-8")):
+            if quoted.endswith(".py") and quoted not in others:
+                if not any(
+                    f"/{file.as_posix()}".endswith(f"/{quoted}") for file in (*FILES, *files)
+                ):
+                    stale.append((path.name, quoted))
+                continue
+            module, _, name = quoted.rpartition(".")
+            if room(quoted) not in rooms or not re.fullmatch(r"[A-Z]\w*", name):
+                continue
+            if module not in PACKAGES and name not in defined(TREES.get(module, ast.parse(""))):
+                stale.append((path.name, quoted))
+    assert not stale

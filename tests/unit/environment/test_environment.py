@@ -45,7 +45,8 @@ from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import TaskList, register
+from alphazero_llm_trainer.problems.registry import register
+from alphazero_llm_trainer.problems.task_list import TaskList
 from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
 from alphazero_llm_trainer.rewards.terminal import make_evaluate

@@ -20,7 +20,8 @@ from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.grading.graders import Verdict
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
+from alphazero_llm_trainer.problems.registry import names, open_problems
+from alphazero_llm_trainer.problems.source import SPLITS
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Step
 

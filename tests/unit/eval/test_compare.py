@@ -20,7 +20,7 @@ from alphazero_llm_trainer.eval.results import (
 )
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.problems.registry import source_of
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text
 

@@ -13,7 +13,7 @@ from tables import table
 from alphazero_llm_trainer.grading import graders
 from alphazero_llm_trainer.grading.graders import GRADERS, LONGEST_ANSWER, Verdict, word_f1
 from alphazero_llm_trainer.grading.math_verifier import MathVerifier, Request
-from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.problems.registry import source_of
 from alphazero_llm_trainer.types import Problem, Task
 
 CASES = table("answers")

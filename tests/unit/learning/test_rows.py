@@ -24,7 +24,7 @@ from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import source_of as problems_of
+from alphazero_llm_trainer.problems.registry import source_of as problems_of
 from alphazero_llm_trainer.runs.progress import show_round
 from alphazero_llm_trainer.tree.arena import REJECTED, ROOT
 from alphazero_llm_trainer.tree.extract import trajectories

@@ -30,7 +30,7 @@ from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
-from alphazero_llm_trainer.problems.source import reading_of, source_of
+from alphazero_llm_trainer.problems.registry import reading_of, source_of
 from alphazero_llm_trainer.rewards import terminal
 from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.tree.extract import step_values, trajectories

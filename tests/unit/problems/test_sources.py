@@ -27,17 +27,16 @@ from alphazero_llm_trainer.grading import answers
 from alphazero_llm_trainer.grading.graders import LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems import embedded, pancake
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import (
-    SPLITS,
-    TaskList,
+from alphazero_llm_trainer.problems.registry import (
     check_reads,
     from_tasks,
     open_one_of,
     open_problems,
     open_source,
     source_of,
-    split_of,
 )
+from alphazero_llm_trainer.problems.source import SPLITS, split_of
+from alphazero_llm_trainer.problems.task_list import TaskList
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.types import Problem, Task
 
