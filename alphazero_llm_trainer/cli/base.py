@@ -150,6 +150,8 @@ def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) ->
     if "type" in options:
         options["type"], metavar = TYPES[options["type"]]
         options.setdefault("metavar", metavar)
+    if options.get("default") == argparse.SUPPRESS:  # argparse asks whether it is this very text
+        options["default"] = argparse.SUPPRESS
     words = options.get("help") or comments().get(key, "")
     options["help"] = words.replace("%", "%%") if lead is None else f"{lead}: {words}"
     action = group.add_argument(*names.split(), **options)

@@ -60,6 +60,14 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     assert changed[key] != SHIPPED.get(key)
 
 
+@pytest.mark.parametrize("before", [[], ["-q"], ["-v"]])
+@pytest.mark.parametrize("after", [[], ["-q"], ["-v"]])
+def test_quiet_and_verbose_are_what_is_said_before_or_after_a_command(before, after):
+    args = build_parser().parse_args([*before, "report", "folder", *after])
+    said = {*before, *after}
+    assert ("quiet" in args, "verbose" in args) == ("-q" in said, "-v" in said)
+
+
 def test_export_offers_every_kind():
     [kind] = {action for name, _, action in flags() if (name, action.dest) == ("export", "kind")}
     assert kind.choices == [*SUFFIXES, "all"]
