@@ -184,7 +184,8 @@ def test_a_preflight_refuses_a_source_that_names_two_states_alike(tmp_path, caps
         return "begun" if len(steps) == 1 else " | ".join(steps)
 
     monkeypatch.setattr(Embedded, "state", name_state)
-    assert main(f"train --model embedded -n 40 --out {tmp_path / 'out'}".split()) == 2
+    flags = f"--model embedded -n 2000 --set train.preflight=64 --out {tmp_path / 'out'}"
+    assert main(["train", *flags.split()]) == 2
     assert "`state` of source 'embedded' says 'begun' after " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -399,7 +399,7 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
     # The bare answer, and the worked one's lines.
     assert found.tree.prm[1:] == [None, None, 1.0, None]
-    source = SimpleNamespace(collector=SimpleNamespace(counted=list), config=load_config())
+    source = SimpleNamespace(collector=SimpleNamespace(select_responses=list), config=load_config())
     tree = GradedTree("0/0", TASK, found.tree, found.cost, found.ended_by, False, 0)
     right = [response.text for response in GoodRows.right(source, tree)]
     assert right == ["".join(worked), *bare]
