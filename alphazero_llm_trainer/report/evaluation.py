@@ -60,7 +60,7 @@ def gains(results: Results, row: Results) -> dict[str, Interval]:
     }
 
 
-def leaders(results: Results, row: Results) -> list[str]:
+def leading_methods(results: Results, row: Results) -> list[str]:
     """The methods that lead at a row's budget: one alone where it is shown to be the best."""
     for found in results["leaders"]:
         if (found["benchmark"], found["budget"]) == (row["benchmark"], row["budget"]):
@@ -82,7 +82,7 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     if not value.value:
         none = "every reward is 0" if what == "reward" else "no method has a right answer"
         return f"{where}: {none}", ""
-    *others, last = leaders(results, best)
+    *others, last = leading_methods(results, best)
     first = best["method"]
     if others:
         first = f"no difference shown between {', '.join(others)} and {last}; {first} has"
@@ -213,7 +213,7 @@ def evaluation_page(results: Results) -> Markup:
         budgets = by_budget(results, name)
         top = budgets[max(budgets)]
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
-        if len(leaders(results, top[0])) > 1:
+        if len(leading_methods(results, top[0])) > 1:
             big = "no difference shown"
         every = table_of([cells(results, row) for row in chain(*budgets.values())])
         benchmarks.append(
