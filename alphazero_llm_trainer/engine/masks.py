@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
 GROUPED = "grouped"  # what `grouped` is called in transformers
@@ -106,6 +105,9 @@ def grouped(
     count, heads, length, size = query.shape
     groups = key.shape[1]
     if length > 1 or heads == groups or mask is None or "position_bias" in more:
+        # Its import takes seconds, which students of the kernels needn't wait.
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, mask, **more
         )

@@ -35,6 +35,9 @@ def uncovered(shape: Mapping[str, Any]) -> str | None:
         return f"the kernels have no rotary embedding {turns}"
     if shape.get("use_sliding_window") or set(shape.get("layer_types") or ()) - {"full_attention"}:
         return "the kernels have no sliding window"
+    heads = shape.get("num_attention_heads") or 1
+    if heads % (shape.get("num_key_value_heads") or heads):
+        return "the kernels share keys and values among whole groups of heads alone"
     if shape.get("mlp_bias") or (shape.get("attention_bias") and kind != "qwen2"):
         return "the kernels have no biases but those of Qwen2"
     if shape.get("hidden_act") != "silu":

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ from .folders import (
     why_not_loaded,
     widens,
 )
+from .kernel_model import read_kernel_model
 from .weights import load_weights, widen
 
 if TYPE_CHECKING:
@@ -174,14 +176,15 @@ def load_student(
             f"student {name} has no weights yet: train it with sft --source NAME --model {name}, "
             "then name its folder with --model"
         )
-    hush_transformers()
     source = str(folder) if folder is not None else weights_of(spec)
     if HUB_ID.fullmatch(source) and not Path(source).exists():
         ask_hub_or_cache()
     spec = without_cuda(spec) if inference else spec
     check_device(name, source, spec)
     wide = trained and not (inference or bare) and widens(config, spec)
-    model: Any = load_model(source, spec, name, wide)
+    own = inference and adapter is None
+    model: Any = read_kernel_model(source, spec, config.engine) if own else None
+    model = model or load_model(source, spec, name, wide)
     if getattr(model, "is_loaded_in_4bit", False):  # as the folder has it, whatever the entry says
         spec = spec.changed(quantization="nf4")
     tokenizer = own_tokenizer(source, adapter)
@@ -248,20 +251,9 @@ def load_tokenizer(source: str) -> Any:
 
     Raises CheckpointError where there is none, or it doesn't give back a text that it read.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     folder, options = place(source)
     try:
-        chosen: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
-        if not options and has_file(folder, "tokenizer.json"):
-            own: Any = PreTrainedTokenizerFast.from_pretrained(folder)
-            # "" is read as the token that opens texts, where there is one.
-            if own("")["input_ids"] != chosen("")["input_ids"] or any(
-                read(own, text) != read(chosen, text) for text in TEXTS
-            ):
-                if own.eos_token is None:
-                    own.eos_token = chosen.eos_token
-                chosen = own
+        chosen = choose_tokenizer(folder, options)
         backend = getattr(chosen, "backend_tokenizer", None)
         if backend is not None and not backend.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
@@ -281,6 +273,32 @@ def load_tokenizer(source: str) -> Any:
                 "tokenizer.json and tokenizer_config.json of its model there again"
             )
     return chosen
+
+
+def choose_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
+    """See `load_tokenizer`, whose `place` they are."""
+    from transformers import PreTrainedTokenizerFast
+
+    own: Any = None
+    if not options and has_file(folder, "tokenizer.json"):
+        own = PreTrainedTokenizerFast.from_pretrained(folder)
+        if (
+            read_note(Path(folder), "tokenizer_config.json").get("tokenizer_class")
+            == "TokenizersBackend"
+        ):
+            return own  # its class says no more
+    from transformers import AutoTokenizer  # seconds
+
+    chosen: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+    # "" is read as the token that opens texts, where there is one.
+    if own is None or (
+        own("")["input_ids"] == chosen("")["input_ids"]
+        and all(read(own, text) == read(chosen, text) for text in TEXTS)
+    ):
+        return chosen
+    if own.eos_token is None:
+        own.eos_token = chosen.eos_token
+    return own
 
 
 def read(tokenizer: Any, text: str) -> tuple[list[int], str]:
@@ -491,6 +509,7 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    hush_transformers()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}
     if spec.quantization == "nf4":

@@ -105,7 +105,7 @@ def untie(model: Any) -> None:
             shape.tie_word_embeddings = False
 
 
-def not_finite(model: PreTrainedModel) -> list[str]:
+def not_finite(model: torch.nn.Module) -> list[str]:
     """The names of the weights with NaN or infinite numbers. Those packed into 4 or 8 bits are not
     looked at.
     """

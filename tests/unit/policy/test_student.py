@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tables import read_json, table
 from tokenizers.processors import TemplateProcessing
@@ -45,6 +46,7 @@ from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_pa
 from alphazero_llm_trainer.policy.chat import check_prompts
 from alphazero_llm_trainer.policy.critic import read_network
 from alphazero_llm_trainer.policy.folders import find_model, stored_bytes
+from alphazero_llm_trainer.policy.kernel_model import KernelModel, read_kernel_model
 from alphazero_llm_trainer.policy.public_prm import load_public
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -241,7 +243,7 @@ def test_a_float16_folder_is_computed_as_it_is(tmp_path):
     refused.
     """
     folder = saved_llama(tmp_path / "student", "float16")
-    student = load_student(mine(folder, dtype="float16", adapter="lora"), inference=True)
+    student = load_student(mine(folder, dtype="float16", adapter="lora"), trained=False)
     assert student.model.dtype == torch.float16
     prompt = student.prompt_ids(APPLES)
     [scores] = asyncio.run(student.engine.score([(prompt[:5], prompt[5:])]))
@@ -250,6 +252,49 @@ def test_a_float16_folder_is_computed_as_it_is(tmp_path):
     torch.testing.assert_close(torch.tensor(scores), right, rtol=0, atol=0.02)
     with pytest.raises(ConfigError, match="dtype is float16, in which updates are lost"):
         make_trainable(student.model, student.spec, "full")
+
+
+@pytest.mark.parametrize("kind", ["Llama", "tied Llama", "Qwen2", "Qwen3"])
+def test_without_transformers_a_student_is_the_same(tmp_path, kind):
+    """Names, numbers and what is computed of them; None where transformers has to say what is
+    wrong.
+    """
+    *tied, name = kind.split()
+    shape = getattr(transformers, f"{name}Config")
+    folder = saved(
+        tmp_path / "student",
+        getattr(transformers, f"{name}ForCausalLM"),
+        lambda ids: shape(
+            **SMALL_SHAPE, **ids, tie_word_embeddings=bool(tied), head_dim=24, num_key_value_heads=2
+        ),
+    )
+    whole, lean = (
+        load_student(mine(folder), inference=alone, trained=False) for alone in (False, True)
+    )
+    assert isinstance(lean.model, KernelModel) and not isinstance(whole.model, KernelModel)
+    assert (repr(lean), lean.weights) == (repr(whole), whole.weights)
+    pair = (whole.prompt_ids(APPLES), (5, 6, 7))
+    same = [asyncio.run(student.engine.score([pair])) for student in (whole, lean)]
+    assert same[0] == same[1]
+
+    def read():
+        return read_kernel_model(str(folder), lean.spec, load_config().engine)
+
+    file = folder / "model.safetensors"
+    weights = {name: weight.clone() for name, weight in load_file(file).items()}
+    name, weight = min(weights.items())
+    for other in ({name: weight * math.nan}, {"more": weight.clone()}, {name: weight[:1].clone()}):
+        save_file(weights | other, file)
+        assert read() is None
+    save_file({key: one for key, one in weights.items() if key != name}, file)
+    assert read() is None
+    save_file(weights, file)
+    assert read() is not None
+    facts = read_json(folder / "config.json")
+    stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    for change in ({"hidden_act": "gelu"}, {"rope_parameters": stretched}, {"rms_norm_eps": None}):
+        write_json(folder / "config.json", facts | change)
+        assert read() is None
 
 
 def test_attention_is_what_the_entry_names_or_a_sentence(tmp_path, monkeypatch):
