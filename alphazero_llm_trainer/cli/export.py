@@ -28,7 +28,7 @@ def run_export(args: argparse.Namespace) -> int:
         )
     if (args.run_folder is None) == (args.data is None):
         raise ConfigError(
-            "RUN is named twice or not at all: write export RUN --kind KIND --out FILE"
+            "RUN is named twice or not at all: write export RUN --out FOLDER"
         )
     data = args.run_folder or args.data
     if not data.is_dir():

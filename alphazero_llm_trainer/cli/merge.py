@@ -26,6 +26,11 @@ def add_merge(commands: Any) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     """Load base and adapter, add them up, write and perhaps upload."""
     adapter: Path = args.adapter
+    if (adapter / "student" / "config.json").is_file():
+        raise CheckpointError(
+            f"--adapter {adapter} is a run that trained the whole student, which needs no merging: "
+            f"it is {adapter / 'student'}"
+        )
     for file in (adapter / ADAPTER_CONFIG, adapter_file(adapter)):
         if not file.is_file():
             raise CheckpointError(

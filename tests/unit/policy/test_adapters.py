@@ -245,6 +245,12 @@ def test_without_a_model_an_adapter_is_merged_into_the_base_that_it_names(tmp_pa
     same(tmp_path / "out", expected, atol=1e-3, rtol=1e-3)
 
 
+def test_a_run_that_trained_the_whole_student_is_told_where_it_is(tmp_path, capsys):
+    shutil.copytree(PACKAGED, tmp_path / "run" / "student")
+    assert main(f"merge --adapter {tmp_path / 'run'} --out {tmp_path / 'out'}".split()) == 2
+    assert f"needs no merging: it is {tmp_path / 'run' / 'student'}" in capsys.readouterr().err
+
+
 def test_an_adapter_in_pytorchs_file_is_read_and_no_code_of_it_runs(tmp_path, capsys):
     adapter, out = tmp_path / "adapter", tmp_path / "out"
     expected, ran = made("lora", adapter, shipped()), tmp_path / "ran"

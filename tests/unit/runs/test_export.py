@@ -245,7 +245,7 @@ def test_the_command_writes_every_kind(data, tmp_path, capsys):
         return read_jsonl(out) if lines else parquet.read_table(out).to_pylist()
 
     whole = tmp_path / "all"
-    assert main(f"export {data} --kind all --out {whole}".split()) == 0
+    assert main(f"export {data} --out {whole}".split()) == 0
     kinds = {path.stem for path in whole.iterdir()}
     assert kinds == set(SUFFIXES) and capsys.readouterr().out.count("rows in") == len(SUFFIXES)
     for kind in ("sft", "value"):  # rows are written as the ending says
