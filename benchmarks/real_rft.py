@@ -177,7 +177,7 @@ class Real:
 
     def rows(self, arm: str, work: Path) -> list[Any]:
         """An arm's rows."""
-        from alphazero_llm_trainer.learning.rows import TrainRow
+        from alphazero_llm_trainer.learning.train_row import TrainRow
 
         tasks = {task.problem.id: task for task in self.tasks}
         made = []
@@ -186,7 +186,7 @@ class Real:
             prompt, ids = self.student.prompt_ids(task.problem.question), line["ids"]
             if arm == "gold":
                 prompt, ids = self.student.worked(task)
-            made.append(TrainRow(tuple(prompt), tuple(ids), (), (1.0,) * len(ids)))
+            made.append(TrainRow(tuple(prompt), tuple(ids), weights=(1.0,) * len(ids)))
         return made
 
     def train(self, arm: str, work: Path) -> Path:
@@ -225,12 +225,7 @@ class Real:
         drawn = minibatches([[row] for row in rows], BATCH, SEED)
         for number, batch in islice(enumerate(drawn, 1), start, updates):
             began = time.monotonic()
-            for part in learner.parts(batch):
-                scores = learner.score(part)
-                loss, figures = learner.objective.loss(part, scores, learner.totals)
-                learner.backward(loss, scores, figures)
-            said = learner.clip()
-            learner.step()
+            said = learner.update(batch)
             with (work / f"{arm}.jsonl").open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps({'update': number, **said})}\n")
             seconds = time.monotonic() - began

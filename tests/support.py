@@ -119,17 +119,6 @@ def check_tree(tree):
     assert seen + len(free) == len(tree.children) <= tree.capacity, "nodes were lost"
 
 
-def update(learner, minibatch):
-    """One update, as `learning.loop.train` makes it."""
-    for part in learner.parts(minibatch):
-        scores = learner.score(part)
-        loss, figures = learner.objective.loss(part, scores, learner.totals)
-        learner.backward(loss, scores, figures)
-    figures_of_update = learner.clip()
-    learner.step()
-    return figures_of_update
-
-
 @dataclass
 class Source:
     """A round's trees, and what becomes of them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from ..config.train import LARGE, OptimizerConfig
 from ..engine.device import release_cache, within_memory
 from ..errors import StorageError, TrainingError, first_line
 from ..policy.backend import GAP_MEAN
-from .losses import Figures
+from .losses import Figures, mask_of, padded
 from .methods.base import Objective
 from .models import MemoryOptions, checkpoint_layers, make_optimizer, without_dropout
 from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
-from .rows import Minibatches, TrainRow
 from .scoring import Scorer, Scores, packing, score
+from .train_row import Minibatches, TrainRow
 
 FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
@@ -88,7 +88,6 @@ class Learner:
         )
         self.device = self.accelerator.device
         self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
-        objective.autocast = self.autocast
         self.max_grad_norm, self.planned = settings.max_grad_norm, schedule.total
         self.updates, self.first_update, self.began = 0, 0, 0.0
         self.gaps = list[float]()  # of the tokens of a round's first update, nats
@@ -165,19 +164,25 @@ class Learner:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def parts(self, minibatch: Sequence[TrainRow]) -> Iterator[Sequence[TrainRow]]:
-        """This process's rows of a minibatch that all ranks have whole, by forward: an update
-        begins.
+    def update(self, minibatch: Sequence[TrainRow]) -> dict[str, float]:
+        """One update by a minibatch that all ranks have whole: score, loss, backward, clip, step.
+        Returns its figures.
+        """
+        self.compute(minibatch)
+        figures = self.clip()
+        self.step()
+        return figures
 
-        Each part goes through `score`, the objective's loss over `totals`, and `backward`; then
-        come `clip` and `step`.
+    def compute(self, minibatch: Sequence[TrainRow]) -> None:
+        """Add up the gradients of this process's rows of a minibatch, as many as a forward takes at
+        a time.
         """
         totals = self.objective.totals(minibatch)
         self.totals = torch.tensor((max(totals[0], 1e-8), *totals[1:]), device=self.device)
         # A token's share of a mean is less than float16 can hold: there the sum's gradient is
         # taken, and divided afterwards.
         self.scale = float(self.totals[0]) if self.dtype == torch.float16 else 1.0
-        self.tokens = sum(len(row.completion_ids) for row in minibatch)
+        self.tokens = max(sum(row.own_tokens for row in minibatch), 1)
         parts = self.parts_of(shard(minibatch, self.ranks))
         self.count = len(parts)
         self.sums: dict[str, Any] = {}
@@ -187,14 +192,9 @@ class Learner:
             layer.training = True
         for i, part in enumerate(parts):
             with nullcontext() if i == self.count - 1 else self.accelerator.no_sync(self.scorer):
-                yield part
-
-    def compute(self, minibatch: Sequence[TrainRow]) -> None:
-        """Add up a minibatch's gradients, as `loop.train` does."""
-        for part in self.parts(minibatch):
-            scores = self.score(part)
-            loss, figures = self.objective.loss(part, scores, self.totals)
-            self.backward(loss, scores, figures)
+                scores = self.score(part)  # log-probabilities and values, with gradients
+                loss, figures = self.objective.loss(part, scores, self.totals)  # losses.py
+                self.backward(loss, scores, figures)
 
     def probe(self, minibatch: Sequence[TrainRow]) -> None:
         """Compute the gradients of the last rows of a minibatch beside the optimiser's states, and
@@ -241,6 +241,9 @@ class Learner:
         """
         with self.autocast():
             scores = self.score_under(self.scorer, rows)
+            beside = self.objective.values(rows)
+        if beside is not None:
+            scores = replace(scores, values=beside)
         mask = mask_of(rows, scores.logprobs)
         if self.objective.importance and self.updates == self.first_update:
             # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this
@@ -379,7 +382,10 @@ def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
     spare = -len(rows) % ranks.size
     if spare:
         shortest = min(rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
-        blank = replace(shortest, kind="padding", advantages=(), value_weights=())
+        nothing: dict[str, Any] = dict.fromkeys(
+            ("advantages", "weights", "pi", "draws", "value_weights"), ()
+        )
+        blank = replace(shortest, kind="padding", **nothing)
         rows = [*rows, *[blank] * spare]
     order = sorted(
         range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids)
@@ -387,23 +393,3 @@ def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
     turns = [order[i : i + ranks.size] for i in range(0, len(order), ranks.size)]
     picked = [turn[ranks.rank if i % 2 == 0 else -1 - ranks.rank] for i, turn in enumerate(turns)]
     return [rows[i] for i in sorted(picked)]
-
-
-def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
-    """1 at the tokens `[B, T]` that are there, 0 beyond a row's end; 0 too in padding, and in rows
-    of another kind than `kind`.
-    """
-    kinds = ("policy", "demonstration") if kind is None else (kind,)
-    lengths = [len(row.completion_ids) if row.kind in kinds else 0 for row in rows]
-    ends = torch.tensor(lengths, device=like.device)[:, None]
-    return (torch.arange(like.shape[1], device=like.device) < ends).float()
-
-
-def padded(values: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
-    """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's
-    end.
-    """
-    tensor = torch.zeros(like.shape)
-    for i, row in enumerate(values):
-        tensor[i, : len(row)] = torch.tensor(row)
-    return tensor.to(like.device)

@@ -1,20 +1,31 @@
-"""AlphaZero's loop: search, credit, score, loss, backward, clip, step.
+"""AlphaZero's loop: search, credit, update.
 
 What searches is in `rounds.py`, what becomes of trees in `rows.py` and `credit.py`, what a method
-minimises in `methods/` and `losses.py`, what is trained in `learner.py`. Who loads the models, asks
+minimises in `methods/` and `losses.py`, what an update is (score, loss, backward, clip, step) in
+`learner.py`. Who loads the models, asks
 whether to stop and keeps what a run leaves behind is in `runs/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..tree.graded import GradedTree
 from .learner import Learner
 from .rounds import Rounds
-from .rows import Minibatches, TrainRow
 from .stats import RoundStats
+from .train_row import Minibatches, TrainRow
+
+
+class Lessons(Protocol):
+    """What a method learns from a round's trees."""
+
+    def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
+        """The rows of a round's trees with what each of their tokens earned."""
+
+    def passes(self, number: int, minibatches: Minibatches) -> Iterable[Sequence[TrainRow]]:
+        """A round's minibatches, as often as the method goes over them."""
 
 
 class Recording(Protocol):
@@ -29,8 +40,7 @@ class Recording(Protocol):
 
 def train(
     rounds: Rounds,
-    credit: Callable[[int, list[GradedTree], RoundStats], Minibatches],
-    passes: Callable[[int, Minibatches], Iterable[Sequence[TrainRow]]],
+    lessons: Lessons,
     learner: Learner,
     recorder: Recording,
     start: int = 0,
@@ -40,27 +50,19 @@ def train(
 
     Args:
         rounds: searches a round's questions.
-        credit: the rows of a round's trees, by minibatch, with what each of their tokens earned.
-        passes: a round's minibatches, as often as the method goes over them.
+        lessons: the rows of a round's trees, and how often the method goes over them.
         learner: the model under training, with its objective.
         recorder: keeps figures and checkpoints.
 
     Raises:
-        StoppedError: the user ended the run; `rounds` and `passes` ask.
+        StoppedError: the user ended the run; `rounds` and `lessons` ask.
     """
-    objective = learner.objective
     for number in rounds.left(start):
         trees, stats = rounds.search(number)  # rollouts: graded trees
-        minibatches = credit(number, trees, stats)
+        minibatches = lessons.minibatches(number, trees, stats)  # credit: rows with targets
         of_round = learner.begin(number, minibatches)
-        of_updates: list[dict[str, float]] = []
-        for minibatch in passes(number, minibatches):
-            for part in learner.parts(minibatch):  # as many rows as a forward takes
-                scores = learner.score(part)  # log-probabilities and values, with gradients
-                loss, figures = objective.loss(part, scores, learner.totals)  # losses.py
-                learner.backward(loss, scores, figures)
-            of_updates.append(learner.clip())
-            learner.step()
+        # Score, loss, backward, clip, step.
+        of_updates = [learner.update(each) for each in lessons.passes(number, minibatches)]
         share = rounds.share(number + 1)
         of_round |= learner.end(share)
         recorder.round(stats, means(of_updates) | of_round)

@@ -9,10 +9,126 @@ and processes add up to one mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional as F
 
+from .train_row import TrainRow
+
 Figures = dict[str, torch.Tensor]
+Numbers = Sequence[Sequence[float]]  # of rows' tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """What rows' tokens feed into each term of a loss, row by row; a term without numbers is off.
+
+    Args:
+        likelihood: weights of the tokens' likelihoods.
+        advantages: the policy gradient's, of tokens whose log-probabilities were `old`.
+        kl: the reference policy's log-probabilities.
+        returns: what PPO's critic is fitted to, whose estimates were `estimates`.
+        targets: outcomes in [0, 1] of the states before the tokens, which count `value_weights`.
+    """
+
+    likelihood: Numbers = ()
+    advantages: Numbers = ()
+    old: Numbers = ()
+    kl: Numbers = ()
+    returns: Numbers = ()
+    estimates: Numbers = ()
+    targets: Numbers = ()
+    value_weights: Numbers = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """Of a loss's terms: bounds of the policy gradient's and the value's ratios, and weights of the
+    KL and of the value beside the policy.
+    """
+
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    kl: float = 0.0
+    value: float = 1.0
+    value_clip: float = 0.0
+
+
+def objective_loss(
+    streams: Streams,
+    rows: Sequence[TrainRow],
+    logprobs: torch.Tensor,
+    values: torch.Tensor | None,
+    totals: torch.Tensor,
+    by: Coefficients,
+) -> tuple[torch.Tensor, Figures]:
+    """The sum of the terms whose streams have numbers, over the rows' own tokens alone, and its
+    figures.
+
+    Args:
+        logprobs: of the rows' tokens, `[B, T]`.
+        values: of the states before them, where a stream is a value's.
+        totals: what the policy's mean and the value's are taken over.
+    """
+    mask = mask_of(rows, logprobs)
+    # A token that a tool gave may be next to impossible: its ratio must not overflow.
+    logprobs = logprobs.masked_fill(mask == 0, 0.0)
+
+    def tensor(numbers: Numbers) -> torch.Tensor:
+        return padded(numbers, mask) * mask
+
+    terms: list[torch.Tensor] = []
+    figures: Figures = {}
+    if streams.likelihood:
+        terms.append(weighted_likelihood(logprobs, tensor(streams.likelihood), totals[0]))
+    if streams.advantages:
+        loss, figures = grpo_loss(
+            logprobs,
+            tensor(streams.old),
+            tensor(streams.advantages),
+            mask,
+            totals[0],
+            clip_low=by.clip_low,
+            clip_high=by.clip_high,
+            kl_coefficient=by.kl,
+            reference=tensor(streams.kl) if streams.kl else None,
+        )
+        terms.append(loss)
+    if values is not None and streams.returns:
+        fitted = mask_of(rows, mask, "policy")
+        estimates, returns = tensor(streams.estimates), tensor(streams.returns)
+        value, more = value_loss(values, estimates, returns, fitted, totals[-1], by.value_clip)
+        figures |= more | {"critic_loss": value}
+        terms.append(by.value * value)
+    if values is not None and streams.targets:
+        weights = tensor(streams.value_weights)
+        value = cross_entropy(values, tensor(streams.targets), weights, totals[-1])
+        figures |= {"policy_loss": terms[0], "value_loss": value} if terms else {}
+        terms.append(by.value * value)
+    return sum(terms[1:], terms[0]), figures
+
+
+def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
+    """1 at the tokens `[B, T]` that are the policy's own, 0 at others and beyond a row's end; 0 too
+    in padding, and in rows of another kind than `kind`.
+    """
+    kinds = ("policy", "demonstration") if kind is None else (kind,)
+    own = [row.mask or (1.0,) * len(row.completion_ids) for row in rows]
+    return padded(
+        [mask if row.kind in kinds else () for row, mask in zip(rows, own, strict=True)], like
+    )
+
+
+def padded(values: Numbers, like: torch.Tensor) -> torch.Tensor:
+    """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's
+    end.
+    """
+    tensor = torch.zeros(like.shape)
+    for i, row in enumerate(values):
+        tensor[i, : len(row)] = torch.tensor(row)
+    return tensor.to(like.device)
 
 
 def weighted_likelihood(

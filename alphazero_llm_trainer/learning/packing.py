@@ -18,8 +18,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..engine.masks import FLEX, block_masks, masks
-from .rows import TrainRow
 from .size import layer_sizes
+from .train_row import TrainRow
 
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
 

@@ -1,4 +1,4 @@
-"""What every loss eats: one response a row, token ids only; and how a round's trees become rows.
+"""How a round's trees become the rows that losses read (`train_row.py`).
 
 Trees -> responses -> credit (`credit.py`) -> rows -> minibatches: the same rows for the same trees,
 whatever was killed in between.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count, islice
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,42 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ..mcts.seeds import derive_seed
 from ..tree.extract import OUTSIDE, Trajectory
 from ..tree.graded import GradedTree
-from ..types import STUDENT
 from .collector import Collector
 from .prepared import Prepared
 from .stats import RoundStats
+from .train_row import Minibatches, TrainRow
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
 RESPONSES = 4  # of `GoodRows`: different ones of a question
 DEMONSTRATION = 0.5  # weight of a replayed row in the loss; a policy row has 1
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRow:
-    """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the policy's that
-    sampled it) and `advantages` are `[T]`; a likelihood weighs each token by its advantage.
-    `reward` is the outcome that PPO's critic is trained on. `kind` is "policy", "demonstration" or
-    "padding" (which no loss sees: `learner.shard`), `source` who wrote the response ("student", or
-    the teachers that wrote one of its steps). AlphaZero's `targets` z and their `value_weights` `[T]` are of the
-    states before the tokens; a distillation's weights are how often a token was drawn there.
-    `index` is the row's number in its round, where repeats of a row share one.
-    """
-
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    old_logprobs: tuple[float, ...]
-    advantages: tuple[float, ...]
-    kind: str = "policy"
-    reward: float = 0.0
-    source: str = STUDENT
-    targets: tuple[float, ...] = ()
-    value_weights: tuple[float, ...] = ()
-    index: int = field(default=0, compare=False)
-
-
-Minibatches = list[list[TrainRow]]
 
 
 class RowBuilder:
@@ -64,6 +37,8 @@ class RowBuilder:
         collector: says what a response earned.
         scorer: what the method loaded to score rows with beside the student (`Method.load`).
     """
+
+    stream = "weights"  # the field of a row that its credit goes into
 
     def __init__(
         self,
@@ -96,16 +71,20 @@ class RowBuilder:
     ) -> TrainRow:
         """A response of a tree with its credit, of each token or of all alike."""
         ids, prompt = response.token_ids, self.student.prompt_ids(tree.task.problem.question)
-        advantages = (credit,) * len(ids) if isinstance(credit, float) else tuple(credit)
+        numbers = (credit,) * len(ids) if isinstance(credit, float) else credit
         return TrainRow(
             prompt,
             ids,
             response.logprobs,
-            advantages,
             reward=reward,
             source=response.source,
             index=next(self.indices),
+            **self.numbers_of(numbers),
         )
+
+    def numbers_of(self, numbers: Sequence[float]) -> dict[str, Any]:
+        """Numbers of a row's tokens as the field of a row that this method's loss reads."""
+        return {self.stream: tuple(numbers)}
 
     def replayed(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
         """`wanted` demonstrations drawn by `number`; `scored` ones carry the student's
@@ -129,9 +108,9 @@ class RowBuilder:
                 prompt,
                 ids,
                 tuple(logprobs),
-                (weight,) * len(ids),
-                "demonstration",
+                kind="demonstration",
                 index=next(self.indices),
+                **self.numbers_of((weight,) * len(ids)),
             )
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
@@ -210,6 +189,8 @@ class GoodRows(RowBuilder):
 
 class SampledRows(RowBuilder):
     """Rows of the round's own samples."""
+
+    stream = "advantages"
 
     def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """A round's rows with their credit, those to be taken first before the others."""

@@ -21,7 +21,7 @@ from ..engine.masks import DENSE, FLEX
 from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_of
 from ..errors import ConfigError
 from .packing import Plan, Work, plan
-from .rows import TrainRow
+from .train_row import TrainRow
 
 TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
 TILE = 2**26  # elsewhere: 256 MiB

@@ -14,7 +14,7 @@ import numpy as np
 from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import StatePairs
-from ..learning.rows import TrainRow
+from ..learning.train_row import TrainRow
 from ..policy.states import States
 from ..policy.student import Student
 from ..problems.load import check_tokens, check_train_split

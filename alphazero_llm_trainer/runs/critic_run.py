@@ -25,11 +25,10 @@ from ..engine.device import text_config
 from ..errors import DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
 from ..learning.critic import CriticNetwork
-from ..learning.losses import Figures, bradley_terry, cross_entropy
-from ..learning.methods.alphazero import outcome_loss
+from ..learning.losses import Figures, Streams, bradley_terry, cross_entropy
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, check_full
-from ..learning.rows import TrainRow
+from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.critic import CriticKind
 from ..policy.student import Student
@@ -67,13 +66,14 @@ class Outcomes(Objective):
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """The sum of the states' weights."""
-        return (math.fsum(weight for row in rows for weight in row.value_weights),)
+        return (math.fsum(weight for row in rows for weight in row.own(row.value_weights)),)
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """See `outcome_loss`."""
-        return outcome_loss(rows, scores, totals[0]), {}
+    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+        """All is the value's."""
+        return Streams(
+            targets=[row.targets for row in rows],
+            value_weights=[row.value_weights for row in rows],
+        )
 
 
 class Pairs(Outcomes):

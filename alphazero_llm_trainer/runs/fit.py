@@ -24,8 +24,8 @@ from ..errors import ConfigError
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, load_trained_state, trained_state
-from ..learning.rows import TrainRow
 from ..learning.size import warmup_of
+from ..learning.train_row import TrainRow
 from ..live import Progress, StoppedError
 from ..policy.weights import load_tensors, save_tensors
 from .folder import RunFolder, write_manifest
@@ -178,9 +178,7 @@ def fit(
     drawn = islice(minibatches(groups, optimizer.batch_size, seed), len(course.losses), steps)
     for step, minibatch in enumerate(drawn, len(course.losses) + 1):
         began = time.perf_counter()
-        learner.compute(minibatch)
-        course.losses.append(learner.clip()["loss"])
-        learner.step()
+        course.losses.append(learner.update(minibatch)["loss"])
         course.seconds += time.perf_counter() - began
         shown.at(step)
         shown.now(f"loss {course.losses[-1]:.4f}")

@@ -28,7 +28,7 @@ from ..eval.metrics import paired_bootstrap, wilson
 from ..files import Folder, command_line, write_json
 from ..learning.methods.expert_iteration import Likelihood
 from ..learning.models import MemoryOptions, make_trainable
-from ..learning.rows import TrainRow
+from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
@@ -214,7 +214,9 @@ def sft_rows(
         if question_weight:  # the question is a part of what is predicted then
             prompt, completion = prompt[:1], (*prompt[1:], *completion)
             weights = (question_weight,) * (len(completion) - len(weights)) + weights
-        rows.append(TrainRow(tuple(prompt), tuple(completion), (), weights, kind="demonstration"))
+        rows.append(
+            TrainRow(tuple(prompt), tuple(completion), weights=weights, kind="demonstration")
+        )
     return rows
 
 

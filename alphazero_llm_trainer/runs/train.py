@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,9 @@ from ..learning.models import MemoryOptions, learning_rate, make_trainable
 from ..learning.prepared import Prepared
 from ..learning.ranks import ALONE, Ranks, check_unpacked, uses_fsdp
 from ..learning.rounds import Rounds
-from ..learning.rows import Minibatches, RowBuilder, TrainRow
+from ..learning.rows import RowBuilder
 from ..learning.stats import RoundStats
+from ..learning.train_row import Minibatches, TrainRow
 from ..live import Progress, StoppedError
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value
@@ -145,7 +145,17 @@ class Run:
         ones = (1.0,) * min(self.config.search.max_tokens, context - 1 - len(prompt))
         ids, words = (0,) * len(ones), text_config(self.student.model).vocab_size
         return [
-            TrainRow((i % words, *prompt), ids, ones, ones, targets=ones, value_weights=ones)
+            TrainRow(
+                (i % words, *prompt),
+                ids,
+                ones,
+                ones,
+                targets=ones,
+                value_weights=ones,
+                weights=ones,
+                pi=ones,
+                draws=ones,
+            )
             for i in range(self.config.train.optimizer.batch_size)
         ]
 
@@ -252,38 +262,40 @@ class Run:
                 # A kill may have come between the checkpoint and its best weights.
                 recorder.keep_best(start)
         recorder.since = time.perf_counter()
-        loop.train(rounds, partial(self.credit, builder), self.passes, learner, recorder, start)
+        loop.train(rounds, RunLessons(self, builder), learner, recorder, start)
 
-    def credit(
-        self, builder: RowBuilder, number: int, trees: list[GradedTree], stats: RoundStats
-    ) -> Minibatches:
-        """The rows of a round's trees with their credit, by minibatch: the first process's, on all
-        of them.
-        """
-        minibatches: Minibatches = self.ranks.on_first(
-            lambda: builder.minibatches(number, trees, stats)
+
+class RunLessons:
+    """The rows of a run's rounds by `builder`, and the passes over them: `loop.Lessons`."""
+
+    def __init__(self, run: Run, builder: RowBuilder) -> None:
+        self.run, self.builder = run, builder
+
+    def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
+        """See `loop.Lessons`: the first process's, on all of them."""
+        minibatches: Minibatches = self.run.ranks.on_first(
+            lambda: self.builder.minibatches(number, trees, stats)
         )
-        self.student.engine.sleep()  # updates come next, and they need the memory
+        self.run.student.engine.sleep()  # updates come next, and they need the memory
         return minibatches
 
     def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
-        """A round's minibatches as often as the method goes over them. Raises StoppedError where
-        the user ends the run.
-        """
+        """See `loop.Lessons`. Raises StoppedError where the user ends the run."""
+        run = self.run
         # Supervised rows come once for each pass.
-        epochs = 1 if self.method.supervised else self.config.train.optimizer.epochs
+        epochs = 1 if run.method.supervised else run.config.train.optimizer.epochs
         updates = [*minibatches] * epochs
-        with self.progress.within(
+        with run.progress.within(
             len(updates),
             "update",
-            f"round {self.size.name(number)}",
+            f"round {run.size.name(number)}",
             held="after the update in hand",
         ):
             for minibatch in updates:
-                if any(self.ranks.gather(self.stop())):
+                if any(run.ranks.gather(run.stop())):
                     raise StoppedError
                 yield minibatch
-                self.progress.advance()
+                run.progress.advance()
 
 
 def quiet_libraries() -> None:

@@ -23,8 +23,8 @@ from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
 from alphazero_llm_trainer.learning.methods.distill import DISTILL, DrawnRows, draws, load
 from alphazero_llm_trainer.learning.models import MemoryOptions
-from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.stats import RoundStats
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.runs.folder import RunFolder
@@ -82,13 +82,9 @@ def gradient(model, rows):
     train = load_training(overrides=["train.method=distill"]).train
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
     objective, rate = DISTILL.objective(train, model, None), RateSchedule(1e-3, 0, 10)
-    made, total = Learner(model, objective, MemoryOptions(), rate, optimizer), 0.0
-    for part in made.parts(rows):
-        scores = made.score(part)
-        loss, figures = made.objective.loss(part, scores, made.totals)
-        made.backward(loss, scores, figures)
-        total += float(loss.detach())
-    return total, taken(model)
+    made = Learner(model, objective, MemoryOptions(), rate, optimizer)
+    made.compute(rows)
+    return float(made.sums["loss"]), taken(model)
 
 
 def taken(model):
@@ -102,7 +98,7 @@ def test_a_token_counts_as_often_as_it_was_drawn(models):
     tree = a_tree(models[0])
     # (10, 11) and (12, EOS) of the first simulation; (12, EOS) again, and (14, 15), of the second.
     assert draws(tree) == [0, 2, 3, 1, 1, 1]
-    assert [(row.completion_ids, row.value_weights) for row in builder(None, tree)[1]] == [
+    assert [(row.completion_ids, row.draws) for row in builder(None, tree)[1]] == [
         ((10, 11, 12, EOS), (3.0, 2.0, 3.0, 3.0)),
         ((10, 13, EOS), (0.0, 1.0, 1.0)),
         ((10, 11, 14, 15, EOS), (0.0, 0.0, 1.0, 1.0, 1.0)),
@@ -142,7 +138,7 @@ def test_in_the_mean_over_draws_it_is_the_gradient_of_the_reverse_kl(models):
     for token, (logprob, other) in enumerate(zip(own.tolist(), theirs.tolist(), strict=True)):
         chance = math.exp(logprob)
         one = ((token,), (logprob,), (chance * (other - logprob),))
-        rows.append(TrainRow(PROMPT, *one, value_weights=(chance,), index=token))
+        rows.append(TrainRow(PROMPT, *one, draws=(chance,), index=token))
     _, found = gradient(model, rows)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
@@ -161,7 +157,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
     assert max(abs(a) for row in rows for a in row.advantages) < 1e-4
     assert stats.teacher_kl == pytest.approx(0.0, abs=1e-5)
     # What is shared was scored once, and all that was drawn counts.
-    counts = [w for row in rows if row.kind == "policy" for w in row.value_weights]
+    counts = [w for row in rows if row.kind == "policy" for w in row.draws]
     assert stats.cost.scored_tokens == sum(w > 0 for w in counts) > 0
     assert 0.1 < stats.teacher_share < 1.0
     responses = [response for tree in source.trees() for response in tree.responses]

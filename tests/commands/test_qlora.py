@@ -26,7 +26,7 @@ from alphazero_llm_trainer.learning.models import (
     make_trainable,
     save_adapter,
 )
-from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.folders import mirrored, weights_of
 from alphazero_llm_trainer.policy.student import (

@@ -17,10 +17,11 @@ from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
-from alphazero_llm_trainer.learning.learner import mask_of, padded, shard
+from alphazero_llm_trainer.learning.learner import shard
+from alphazero_llm_trainer.learning.losses import mask_of, padded
 from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks
-from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.folders import PACKAGED
 
 CASES = table("ranks")

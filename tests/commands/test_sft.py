@@ -82,8 +82,8 @@ def test_rows_weigh_question_and_answer_tokens(student):
     text = student.tokenizer.decode([*prompt, *worked])
     assert text == f"{task.problem.question}\n{task.solution}<eos>"
     # The first token is never predicted.
-    assert row.advantages == (0.1,) * (len(prompt) - 1) + (1.0,) * len(worked)
-    assert bare.prompt_ids == tuple(prompt) and bare.advantages == (1.0,) * len(worked)
+    assert row.weights == (0.1,) * (len(prompt) - 1) + (1.0,) * len(worked)
+    assert bare.prompt_ids == tuple(prompt) and bare.weights == (1.0,) * len(worked)
 
 
 @pytest.mark.parametrize("field", ["question", "solution"])

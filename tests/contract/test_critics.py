@@ -8,7 +8,6 @@ import json
 import math
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +43,7 @@ from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
 from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
 from alphazero_llm_trainer.learning.packing import Work, plan
+from alphazero_llm_trainer.learning.scoring import Scores
 from alphazero_llm_trainer.learning.size import used_questions
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.adapters import fingerprint
@@ -151,7 +151,9 @@ def test_neither_a_bound_of_the_sequences_nor_parts_change_the_loss_or_its_gradi
         monkeypatch.setattr(Work, "of", classmethod(lambda cls, config: work))
         for start in range(0, len(rows), size):
             part = rows[start : start + size]
-            loss += objective.loss(part, SimpleNamespace(values=critic(part)), totals)[0]
+            values = critic(part)
+            scores = Scores(torch.zeros_like(values), values, values=values)
+            loss += objective.loss(part, scores, totals)[0]
         return max(forward.width for forward in plan(rows, work).forwards), [
             loss.detach(), *torch.autograd.grad(loss, parameters),
         ]  # fmt: skip
@@ -487,12 +489,9 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
         example.prefer(*pair, 1.0)
     rows, memory = pair_rows(example, 16), MemoryOptions(micro_batch=micro_batch)
     rates = RateSchedule(1e-3, 0, 9)
-    learner, loss = Learner(critic, Pairs(critic), memory, rates, config.train.optimizer), 0.0
-    for part in learner.parts([row for pair in rows for row in pair]):
-        scores = learner.score(part)
-        of_part, figures = learner.objective.loss(part, scores, learner.totals)
-        learner.backward(of_part, scores, figures)
-        loss += of_part.item()
+    learner = Learner(critic, Pairs(critic), memory, rates, config.train.optimizer)
+    learner.compute([row for pair in rows for row in pair])
+    loss = learner.sums["loss"].item()
     gradient = {name: p.grad.clone() for name, p in critic.named_parameters() if p.requires_grad}
 
     shape = LlamaConfig(**critic.config.to_dict() | {"num_labels": 1, "pad_token_id": unused})

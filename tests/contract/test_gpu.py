@@ -15,8 +15,8 @@ from alphazero_llm_trainer.engine import inprocess
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
 from alphazero_llm_trainer.learning.packing import plan
-from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, computed
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 
 LAYERS = 8

@@ -9,21 +9,29 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from support import grpo_config, tiny_llama, update
+from support import grpo_config, tiny_llama
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.learning.critic import CriticNetwork
-from alphazero_llm_trainer.learning.learner import Learner, RateSchedule, mask_of, padded
-from alphazero_llm_trainer.learning.losses import grpo_loss, value_loss
+from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
+from alphazero_llm_trainer.learning.losses import (
+    Coefficients,
+    Streams,
+    grpo_loss,
+    mask_of,
+    objective_loss,
+    padded,
+    value_loss,
+)
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.methods.grpo import Grpo
 from alphazero_llm_trainer.learning.methods.ppo import Ppo
 from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable, trained_state
-from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.scoring import LabelLogProbs, Scorer, score
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.runs.start import check_method
 
@@ -69,7 +77,7 @@ def rows_of(student, count=12, shift=0.1):
 
 
 def weighed(row, weight=1.0):
-    return replace(row, old_logprobs=(), advantages=(weight,) * len(row.completion_ids))
+    return replace(row, old_logprobs=(), weights=(weight,) * len(row.completion_ids))
 
 
 def learner_of(model, objective, memory=WHOLE, batch=12, **more):
@@ -95,7 +103,7 @@ def gradients(model, objective, rows, memory=WHOLE):
         return figures
 
     learner.clip = clip
-    found["loss"] = torch.tensor(update(learner, rows)["loss"])
+    found["loss"] = torch.tensor(learner.update(rows)["loss"])
     return found
 
 
@@ -208,7 +216,7 @@ def test_weights_of_tokens_are_shares_of_the_mean():
         (0.5 + i) * own_tokens(library_logprobs(student.model, row), row).sum()
         for i, row in enumerate(rows)
     ]
-    expected = -sum(sums) / sum(sum(row.advantages) for row in rows)
+    expected = -sum(sums) / sum(sum(row.weights) for row in rows)
     assert gradients(student.model, Likelihood(), rows)["loss"] == pytest.approx(
         expected.item(), abs=1e-6
     )
@@ -256,8 +264,9 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response():
     student, config = student_of("train.pack=off")
     # As if the policy that sampled it had found every token next to impossible: the ratio is far
     # over 1 + clip_high.
-    row = weighed(rows_of(student, 1)[0])
-    row = replace(row, old_logprobs=(-50.0,) * len(row.completion_ids))
+    row = rows_of(student, 1)[0]
+    ones = (1.0,) * len(row.completion_ids)
+    row = replace(row, old_logprobs=(-50.0,) * len(ones), advantages=ones)
     found = gradients(student.model, Grpo(config.train, student.model), [row] * 4)
     assert not any(grad.any() for name, grad in found.items() if name != "loss")
 
@@ -290,10 +299,10 @@ def objective_of(method, student, config, pack="off"):
 
 def test_a_loss_that_is_not_finite_changes_nothing():
     student, _ = student_of()
-    row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
+    row = TrainRow((1, 2), (3, 4), weights=(float("nan"), 1.0))
     before = trained_state(student.model)
     with pytest.raises(TrainingError, match=r"train\.optimizer\.learning_rate"):
-        update(learner_of(student.model, Likelihood(), batch=1), [row])
+        learner_of(student.model, Likelihood(), batch=1).update([row])
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
 
@@ -334,6 +343,84 @@ def test_a_probability_of_zero_has_no_entropy():
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 
 
+# -- masks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", ["likelihood", "policy_gradient", "critic", "outcomes"])
+def test_a_masked_middle_is_in_no_stream(stream):
+    """Against a loop over the row's own tokens in float64, where what a tool gave is next to
+    impossible.
+    """
+    own, places = (True, True, False, False, True), (0, 1, 4)
+    row = TrainRow((1,), (2, 3, 4, 5, 6), mask=own)
+    numbers = torch.Generator().manual_seed(3)
+    columns = torch.rand(6, 5, generator=numbers, dtype=torch.float64)
+    logprobs = -columns[0]
+    logprobs[2] = -900.0
+    leaf = (columns[1] if stream in ("critic", "outcomes") else logprobs)[None].float()
+    leaf.requires_grad_(True)
+    a, old, reference, weights = (
+        column.tolist() for column in (columns[2] - 0.5, *-columns[3:5], columns[5])
+    )
+    by, total = Coefficients(clip_low=0.2, clip_high=0.3, kl=0.1, value=0.5, value_clip=0.1), 3.0
+    fed = {
+        "likelihood": Streams(likelihood=[weights]),
+        "policy_gradient": Streams(advantages=[a], old=[old], kl=[reference]),
+        "critic": Streams(returns=[a], estimates=[weights]),
+        "outcomes": Streams(targets=[weights], value_weights=[reference]),
+    }[stream]
+    of_values = stream in ("critic", "outcomes")
+    logits = leaf if of_values else None
+    found, _ = objective_loss(
+        fed, [row], logprobs[None].float() if of_values else leaf, logits, torch.tensor([total]), by
+    )
+    found.backward()
+    exact = leaf.detach().double()[0].requires_grad_(True)
+    expected = torch.tensor(0.0, dtype=torch.float64)
+    for t in places:
+        x = exact[t]
+        if stream == "likelihood":
+            term = -weights[t] * x
+        elif stream == "policy_gradient":
+            ratio, gap = (x - old[t]).exp(), reference[t] - x
+            term = -torch.min(ratio * a[t], ratio.clamp(0.8, 1.3) * a[t])
+            term = term + 0.1 * (gap.exp() - gap - 1) * ratio
+        elif stream == "critic":
+            held = weights[t] + (x - weights[t]).clamp(-0.1, 0.1)
+            term = 0.25 * torch.max((x - a[t]) ** 2, (held - a[t]) ** 2)
+        else:
+            z, p = weights[t], x.sigmoid()
+            term = -0.5 * reference[t] * (z * p.log() + (1 - z) * (1 - p).log())
+        expected = expected + term / total
+    expected.backward()
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(leaf.grad[0].double(), exact.grad, atol=1e-6, rtol=1e-6)
+    assert not leaf.grad[0, 2:4].any() and leaf.grad[0, [0, 1, 4]].any()
+
+
+def test_a_masked_middle_is_in_no_divisor_and_in_no_return():
+    student, config = student_of("train.critic_rounds=0", "train.kl_coefficient=0.0")
+    row = rows_of(student, 1)[0]
+    mask = tuple(t not in (1, 2) for t in range(len(row.completion_ids)))
+    ones = (1.0,) * len(mask)
+    masked = replace(row, mask=mask, weights=ones, pi=ones, draws=ones, reward=1.0)
+    assert Likelihood().totals([masked]) == (sum(mask),)
+    objective = objective_of("ppo", student, config)
+    assert objective.totals([masked]) == (sum(mask), sum(mask))
+    learner = learner_of(student.model, objective, batch=1)
+    objective.begin(learner, [masked], 1)
+    values = masked.own(objective.estimates[row.index])
+    expected, following, after = [], 0.0, 0.0
+    for t in reversed(range(len(values))):
+        following = (
+            (t == len(values) - 1) * 1.0 + after - values[t] + config.train.gae_lambda * following
+        )
+        after = values[t]
+        expected.insert(0, following + values[t])
+    returns = objective.returns[row.index]
+    assert masked.own(returns) == pytest.approx(expected) and returns[1:3] == [0.0, 0.0]
+
+
 # -- PPO -------------------------------------------------------------------------------------------
 
 
@@ -363,7 +450,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs():
     objective.begin(learner, rows, 1)
     *found, demonstration = objective.advantages(rows)
     for row in rows[:5]:
-        values, following, own = [*objective.values[row.index], 0.0], row.reward, []
+        values, following, own = [*objective.estimates[row.index], 0.0], row.reward, []
         for t in reversed(range(len(row.completion_ids))):
             following = values[t + 1] - values[t] + (0.9 if own else 1.0) * following
             own.insert(0, following)
@@ -391,10 +478,10 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
         # outcome at the end.
         expected = [row.reward - 0.5 * gap * (count - t) for t in range(count)]
         assert objective.returns[row.index] == pytest.approx(expected, abs=1e-3)
-    figures = update(learner, rows)
+    figures = learner.update(rows)
     assert "kl" not in figures and "critic_loss" in figures
     # A demonstration is no data for the critic.
-    assert "critic_loss" not in update(learner, rows[5:])
+    assert "critic_loss" not in learner.update(rows[5:])
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -415,7 +502,7 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
             learner.restore(folder, start)
         for number in range(start, 4):
             objective.begin(learner, rows, number)
-            update(learner, rows)
+            learner.update(rows)
             if number == 1:
                 learner.save(folder)
         ends.append({name: p.detach().clone() for name, p in learner.kept().items()})
@@ -426,7 +513,12 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
 OWN = """
 from dataclasses import replace
 from alphazero_llm_trainer.learning.learner import padded
+from alphazero_llm_trainer.learning.losses import Streams
 from alphazero_llm_trainer.learning.methods.grpo import GRPO, Grpo
+
+class Streamed(Grpo):
+    def streams(self, rows):
+        return Streams(likelihood=self.advantages(rows))
 
 class Reinforce(Grpo):
     def loss(self, rows, scores, totals):
@@ -434,14 +526,16 @@ class Reinforce(Grpo):
         return -(advantages * scores.logprobs).sum() / totals[0], {}
 
 MINE = replace(GRPO, objective=lambda train, model, lora: Reinforce(train, model))
+STREAMED = replace(GRPO, objective=lambda train, model, lora: Streamed(train, model))
 NO_METHOD, UNKNOWN = Reinforce, replace(GRPO, name="mine")
 """
 
 
-def test_a_loss_of_ones_own_is_trained(tmp_path):
+@pytest.mark.parametrize("name", ["MINE", "STREAMED"])
+def test_a_loss_of_ones_own_is_trained(name, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
-    config = load_training(overrides=["student=embedded", f"train.method={file}:MINE"])
+    config = load_training(overrides=["student=embedded", f"train.method={file}:{name}"])
     assert config.train.optimizer == load_training(overrides=["train.method=grpo"]).train.optimizer
     check_method(config)
     student = load_student(config)

@@ -21,8 +21,8 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.learning.critic import CriticNetwork
 from alphazero_llm_trainer.learning.packing import plan
-from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, check_packs, computed, packs
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.runs.critic_data import Example, State, state_rows
 
 from support import STEP_ENDS  # isort: skip

@@ -35,14 +35,15 @@ from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
 from ...tree.extract import OUTSIDE
 from ...tree.graded import GradedTree
-from ..rows import GoodRows, Minibatches, TrainRow
+from ..rows import GoodRows
 from ..stats import RoundStats
+from ..train_row import Minibatches, TrainRow
 from .base import Method, Objective
 
 if TYPE_CHECKING:
     import torch
 
-    from ..losses import Figures
+    from ..losses import Coefficients, Streams
 
 OFF_PATH = 12  # states of a tree that are no part of a solution and that the value learns from
 
@@ -59,42 +60,36 @@ class AlphaZero(Objective):
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """The sums of the policy's weights and of the value's."""
-        values = math.fsum(weight for row in rows for weight in row.value_weights)
-        return math.fsum(a for row in rows for a in row.advantages), max(values, 1e-8)
+        values = math.fsum(weight for row in rows for weight in row.own(row.value_weights))
+        return math.fsum(p for row in rows for p in row.own(row.pi)), max(values, 1e-8)
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """The value's layer."""
         return self.critic.trained()
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """The sum of both, `[B, T]` inside: tokens for the policy, states before them for the
-        value.
-        """
-        from ..learner import padded
-        from ..losses import weighted_likelihood
+    def coefficients(self) -> Coefficients:
+        """The value's weight."""
+        from ..losses import Coefficients
 
-        pi = padded([row.advantages for row in rows], scores.logprobs)
-        policy = weighted_likelihood(scores.logprobs, pi, totals[0])
-        value = outcome_loss(rows, scores, totals[1])
-        return policy + self.coefficient * value, {"policy_loss": policy, "value_loss": value}
+        return Coefficients(value=self.coefficient)
 
+    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+        """pi into the likelihood of tokens, z into the value of the states before them."""
+        from ..losses import Streams
 
-def outcome_loss(rows: Sequence[TrainRow], scores: Any, total: torch.Tensor) -> torch.Tensor:
-    """The value's cross-entropy over the states before the rows' tokens."""
-    from ..learner import padded
-    from ..losses import cross_entropy
-
-    z = padded([row.targets for row in rows], scores.values)
-    weights = padded([row.value_weights for row in rows], scores.values)
-    return cross_entropy(scores.values, z, weights, total)
+        return Streams(
+            likelihood=[row.pi for row in rows],
+            targets=[row.targets for row in rows],
+            value_weights=[row.value_weights for row in rows],
+        )
 
 
 class AlphaZeroRows(GoodRows):
     """Rows of the policy, and rows of states that are no part of a solution: an update has as many
     of either.
     """
+
+    stream = "pi"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -105,8 +100,8 @@ class AlphaZeroRows(GoodRows):
         fresh: list[TrainRow] = []
         for graded in trees:
             rows = self.rows_of(graded)
-            fresh += [row for row in rows if any(row.advantages)]
-            self.states += [row for row in rows if not any(row.advantages)]
+            fresh += [row for row in rows if any(row.pi)]
+            self.states += [row for row in rows if not any(row.pi)]
         self.own += fresh
         return fresh
 
@@ -262,7 +257,7 @@ def branches(
                 prompt,
                 ids,
                 logprobs,
-                tuple(weights),
+                pi=tuple(weights),
                 targets=tuple(known.get(at, 0.0) for at in places),
                 value_weights=tuple(1 / len(known) if at in known else 0.0 for at in places),
                 index=next(indices),

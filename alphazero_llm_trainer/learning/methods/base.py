@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,9 @@ from ..earned import Searches
 if TYPE_CHECKING:
     import torch
 
-    from ..losses import Figures
+    from ..losses import Coefficients, Figures, Streams
 
-TrainRows = Sequence[Any]  # `rows.TrainRow`
+TrainRows = Sequence[Any]  # `train_row.TrainRow`
 
 
 USUAL = Rates()
@@ -35,7 +34,6 @@ class Objective:
     value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
-    autocast: Callable[[], Any] = nullcontext  # the learner's, for forwards of the objective's own
 
     def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their
@@ -43,13 +41,32 @@ class Objective:
         """
         raise NotImplementedError
 
+    def streams(self, rows: TrainRows) -> Streams:
+        """Which numbers of the rows' tokens go into which term of the loss."""
+        raise NotImplementedError
+
+    def coefficients(self) -> Coefficients:
+        """The terms' weights and bounds."""
+        from ..losses import Coefficients
+
+        return Coefficients()
+
+    def values(self, rows: TrainRows) -> torch.Tensor | None:
+        """Values `[B, T]` of the states before the tokens by a critic beside the policy, where
+        there is one.
+        """
+        return None
+
     def loss(
         self, rows: TrainRows, scores: Any, totals: torch.Tensor
     ) -> tuple[torch.Tensor, Figures]:
         """The loss of a part of a minibatch, whose whole has these `totals`, and figures that add
         up to the minibatch's. `scores` has the rows' `logprobs` `[B, T]` (`scoring.Scores`).
         """
-        raise NotImplementedError
+        from ..losses import objective_loss
+
+        streams, by = self.streams(rows), self.coefficients()
+        return objective_loss(streams, rows, scores.logprobs, scores.values, totals, by)
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """What is trained beside the policy: PPO's critic."""

@@ -29,8 +29,9 @@ from ...mcts.seeds import derive_seed
 from ...policy.folders import find_model
 from ...tree.arena import Tree
 from ...tree.graded import GradedTree
-from ..rows import SampledRows, TrainRow
+from ..rows import SampledRows
 from ..stats import RoundStats
+from ..train_row import TrainRow
 from .base import Method
 from .grpo import GRPO, Grpo
 
@@ -74,7 +75,7 @@ class DrawnRows(SampledRows):
                 known.append(float(weights.pop(state, 0)))
             if any(known):
                 own, index = tuple(known), next(self.indices)
-                rows.append(TrainRow(prompt, ids, logprobs, own, value_weights=own, index=index))
+                rows.append(TrainRow(prompt, ids, logprobs, draws=own, index=index))
         return rows
 
     def filled(
@@ -87,7 +88,7 @@ class DrawnRows(SampledRows):
     def taught(self, rows: Sequence[TrainRow], stats: RoundStats) -> list[TrainRow]:
         """Rows with their advantages, and in `stats` the KL and what the teacher scored."""
         teacher: Engine = self.scorer
-        fresh = [next(at for at, weight in enumerate(row.value_weights) if weight) for row in rows]
+        fresh = [next(at for at, weight in enumerate(row.draws) if weight) for row in rows]
         before = teacher.cost.scored_tokens
         scores = asyncio.run(
             teacher.score(
@@ -102,13 +103,15 @@ class DrawnRows(SampledRows):
         stats.cost.scored_tokens += scored
         made = []
         for row, start, logprobs in zip(rows, fresh, scores, strict=True):
-            own = zip(row.value_weights[start:], logprobs, row.old_logprobs[start:], strict=True)
+            own = zip(row.draws[start:], logprobs, row.old_logprobs[start:], strict=True)
             advantages = [weight * (theirs - ours) for weight, theirs, ours in own]
             made.append(replace(row, advantages=(*[0.0] * start, *advantages)))
         if made:
-            drawn = math.fsum(weight for row in made for weight in row.value_weights)
-            stats.teacher_kl = -math.fsum(a for row in made for a in row.advantages) / drawn
-            apart = sum(row.value_weights[-1] * len(row.completion_ids) for row in made)
+            drawn = math.fsum(count for row in made for count in row.own(row.draws))
+            stats.teacher_kl = (
+                -math.fsum(a for row in made for a in row.own(row.advantages)) / drawn
+            )
+            apart = sum(row.draws[-1] * len(row.completion_ids) for row in made)
             stats.teacher_share = scored / apart
         return made
 
@@ -132,8 +135,8 @@ class Distill(Grpo):
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens were drawn, and replayed."""
-        replayed = sum(len(row.completion_ids) for row in rows if row.kind == "demonstration")
-        return (replayed + math.fsum(weight for row in rows for weight in row.value_weights),)
+        replayed = sum(row.own_tokens for row in rows if row.kind == "demonstration")
+        return (replayed + math.fsum(count for row in rows for count in row.own(row.draws)),)
 
 
 # -- the teacher -----------------------------------------------------------------------------------

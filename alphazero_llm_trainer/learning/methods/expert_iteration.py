@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..rows import GoodRows, TrainRow
+from ..rows import GoodRows
+from ..train_row import TrainRow
 from .base import Method, Objective
 
 if TYPE_CHECKING:
-    import torch
-
-    from ..losses import Figures
+    from ..losses import Streams
 
 
 class Likelihood(Objective):
@@ -19,17 +18,13 @@ class Likelihood(Objective):
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """The sum of the weights."""
-        return (sum(sum(row.advantages) for row in rows),)
+        return (sum(sum(row.own(row.weights)) for row in rows),)
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """See `weighted_likelihood`."""
-        from ..learner import padded
-        from ..losses import weighted_likelihood
+    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+        """All is likelihood."""
+        from ..losses import Streams
 
-        weights = padded([row.advantages for row in rows], scores.logprobs)
-        return weighted_likelihood(scores.logprobs, weights, totals[0]), {}
+        return Streams(likelihood=[row.weights for row in rows])
 
 
 EXPERT_ITERATION = Method(

@@ -29,15 +29,16 @@ from ..credit import (
     step_advantages,
 )
 from ..earned import Earned
-from ..rows import SampledRows, TrainRow
+from ..rows import SampledRows
 from ..stats import RoundStats
+from ..train_row import TrainRow
 from .base import Method, Objective
 
 if TYPE_CHECKING:
     import torch
 
     from ..learner import Learner
-    from ..losses import Figures
+    from ..losses import Coefficients, Streams
 
 RowNumbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
 # A tree and those of its responses that training learns from.
@@ -172,7 +173,7 @@ class Grpo(Objective):
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are."""
-        return (sum(len(row.completion_ids) for row in rows),)
+        return (sum(row.own_tokens for row in rows),)
 
     def begin(self, learner: Any, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns
@@ -191,7 +192,7 @@ class Grpo(Objective):
                 learner, rows, lambda part: learner.score_under(scorer, part).logprobs
             )
             load_trained_state(self.model, now)
-        own = [a for row in rows if row.kind == "policy" for a in row.advantages if a]
+        own = [a for row in rows if row.kind == "policy" for a in row.own(row.advantages) if a]
         of_policy = torch.tensor([a for part in learner.ranks.gather(own) for a in part])
         if len(of_policy) < 2:
             return {}
@@ -201,27 +202,24 @@ class Grpo(Objective):
         """One number a token of each row."""
         return [row.advantages for row in rows]
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """See `grpo_loss`."""
-        from ..learner import mask_of, padded
-        from ..losses import grpo_loss
+    def coefficients(self) -> Coefficients:
+        """The clip's bounds, and the KL's weight."""
+        from ..losses import Coefficients
 
-        logprobs = scores.logprobs  # [B, T], as is all that is padded
-        penalised = bool(self.reference) and self.kl_in_loss
-        return grpo_loss(
-            logprobs,
-            padded([row.old_logprobs for row in rows], logprobs),
-            padded(self.advantages(rows), logprobs),
-            mask_of(rows, logprobs),
-            totals[0],
-            clip_low=self.settings.clip_low,
-            clip_high=self.settings.clip_high,
-            kl_coefficient=self.settings.kl_coefficient,
-            reference=padded([self.reference[row.index] for row in rows], logprobs)
-            if penalised
-            else None,
+        train = self.settings
+        return Coefficients(
+            clip_low=train.clip_low, clip_high=train.clip_high, kl=train.kl_coefficient
+        )
+
+    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+        """Advantages into the policy gradient, the reference's log-probabilities into the KL."""
+        from ..losses import Streams
+
+        penalised = self.reference if self.kl_in_loss else {}
+        return Streams(
+            advantages=self.advantages(rows),
+            old=[row.old_logprobs for row in rows],
+            kl=[penalised[row.index] for row in rows] if penalised else (),
         )
 
 

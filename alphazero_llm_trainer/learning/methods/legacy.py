@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ...tree.graded import GradedTree
 from ..credit import zero_variance
-from ..rows import GoodRows, TrainRow
+from ..rows import GoodRows
+from ..train_row import TrainRow
 from .expert_iteration import EXPERT_ITERATION
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from ...config.train import Rates, TrainConfig
 from ...mcts.seeds import derive_seed
 from ...tree.graded import GradedTree
 from ..credit import gae
-from ..rows import SampledRows, TrainRow
+from ..rows import SampledRows
 from ..stats import RoundStats
+from ..train_row import TrainRow
 from .base import Method
 from .grpo import GRPO, Grpo, RowNumbers, by_row
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..critic import CriticNetwork
-    from ..losses import Figures
+    from ..losses import Coefficients, Streams
 
 # How far a value may move from its estimate at sampling before the loss stops pulling.
 VALUE_CLIP = 0.5
@@ -61,13 +63,13 @@ class Ppo(Grpo):
         # Of the policy's rows, by index: advantages, returns and values at sampling.
         self.white: RowNumbers = {}
         self.returns: RowNumbers = {}
-        self.values: RowNumbers = {}
+        self.estimates: RowNumbers = {}
 
     def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
         """How many tokens there are, and how many of them the policy sampled: the critic's mean is
         over those.
         """
-        sampled = sum(len(row.completion_ids) for row in rows if row.kind == "policy")
+        sampled = sum(row.own_tokens for row in rows if row.kind == "policy")
         return *super().totals(rows), max(sampled, 1.0)
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
@@ -81,23 +83,22 @@ class Ppo(Grpo):
         import torch
 
         super().begin(learner, rows, number)
-        repeated = [row for row in rows if row.kind == "policy"]
+        repeated = [row for row in rows if row.kind == "policy" and row.own_tokens]
         distinct = {row.index: row for row in repeated}
-        self.values = by_row(learner, [*distinct.values()], self.critic)
+        self.estimates = by_row(learner, [*distinct.values()], self.critic)
         self.white, self.returns = {}, {}
         for index, row in distinct.items():
-            rewards = [0.0] * len(row.completion_ids)
+            rewards = [0.0] * row.own_tokens
             if self.reference:
-                gaps = zip(row.old_logprobs, self.reference[index], strict=True)
+                gaps = row.own([*zip(row.old_logprobs, self.reference[index], strict=True)])
                 rewards = [
                     -self.settings.kl_coefficient * (old - reference) for old, reference in gaps
                 ]
-            rewards[-1] += row.reward  # the outcome is earned at the last token
+            rewards[-1] += row.reward  # the outcome is earned at the last own token
             lam = self.settings.gae_lambda
-            self.white[index], self.returns[index] = gae(
-                rewards, self.values[index], gamma=1.0, lam=lam
-            )
-        every = torch.tensor([a for row in repeated for a in self.white[row.index]])
+            numbers = gae(rewards, row.own(self.estimates[index]), gamma=1.0, lam=lam)
+            self.white[index], self.returns[index] = (row.spread(column) for column in numbers)
+        every = torch.tensor([a for row in repeated for a in row.own(self.white[row.index])])
         if not len(every):
             return {}
         mean, std = every.mean().item(), every.std(correction=0).item()
@@ -106,39 +107,36 @@ class Ppo(Grpo):
         waits = number < self.settings.critic_rounds
         for index, raw in self.white.items():
             self.white[index] = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
-        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, self.values)
+        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, self.estimates)
 
     def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
         """The whitened ones, and what demonstrations bring."""
         return [self.white.get(row.index, row.advantages) for row in rows]
 
-    def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
-        """The policy's clipped loss without a KL of its own, and the critic's."""
-        from ..learner import mask_of, padded
-        from ..losses import value_loss
+    def values(self, rows: Sequence[TrainRow]) -> torch.Tensor | None:
+        """The critic's, where there are rows that it learns from."""
+        own = any(row.kind == "policy" and row.own_tokens for row in rows)
+        return self.critic(rows) if own else None
 
-        loss, figures = super().loss(rows, scores, totals)
-        mask = mask_of(rows, scores.logprobs, "policy")
-        if not mask.any():
-            return loss, figures
-        returns, old = (
-            padded([numbers.get(row.index, ()) for row in rows], mask)
-            for numbers in (self.returns, self.values)
+    def coefficients(self) -> Coefficients:
+        """The policy's clip, and the critic's."""
+        return replace(super().coefficients(), value=VALUE_COEFFICIENT, value_clip=VALUE_CLIP)
+
+    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+        """GRPO's without a KL of their own, and the critic's returns."""
+        returns, estimates = (
+            [numbers.get(row.index, ()) for row in rows]
+            for numbers in (self.returns, self.estimates)
         )
-        with self.autocast():
-            values = self.critic(rows)
-        of_critic, more = value_loss(values, old, returns, mask, totals[1], VALUE_CLIP)
-        return loss + VALUE_COEFFICIENT * of_critic, figures | more | {"critic_loss": of_critic}
+        return replace(super().streams(rows), returns=returns, estimates=estimates)
 
 
 def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """The critic's mean value of the tokens, and how much of the outcomes' variance it explains."""
     import torch
 
-    value = torch.tensor([v for row in rows for v in values[row.index]])
-    earned = torch.tensor([row.reward for row in rows for _ in row.completion_ids])
+    value = torch.tensor([v for row in rows for v in row.own(values[row.index])])
+    earned = torch.tensor([row.reward for row in rows for _ in range(row.own_tokens)])
     figures, variance = {"value_mean": value.mean().item()}, earned.var(correction=0).item()
     if variance > 0:
         figures["explained_variance"] = 1.0 - (earned - value).var(correction=0).item() / variance

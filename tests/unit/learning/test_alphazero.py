@@ -25,7 +25,7 @@ from alphazero_llm_trainer.learning.methods.alphazero import (
     outcomes,
 )
 from alphazero_llm_trainer.learning.models import MemoryOptions
-from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.tree.arena import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Cost, Problem, RewardParts, Step, Task
@@ -105,14 +105,14 @@ def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none()
     rows = branches(tree, PROMPT, choices(tree, [1, 3, 6], "path"), targets, itertools.count())
     way, *others = rows
     assert way.completion_ids == (10, 10, 11, 11, 14, 14, 41)
-    assert way.advantages == (*[1.0] * 6, 0.0)
+    assert way.pi == (*[1.0] * 6, 0.0)
     # The states before the tokens: the prompt, after a, b and the end; each as much as the others.
     assert way.targets == (0.125, 0.0, 0.25, 0.0, 0.5, 0.0, 1.0)
     assert way.value_weights == pytest.approx((0.25, 0.0, 0.25, 0.0, 0.25, 0.0, 0.25))
     # States off the way: a token that nothing learns from follows them.
     assert {row.completion_ids for row in others} == {(10, 10, 12, 12, 41), (13, 13, 41)}
     for row in others:
-        assert row.advantages == (0.0,) * len(row.completion_ids)
+        assert row.pi == (0.0,) * len(row.completion_ids)
         assert row.value_weights == (*[0.0] * (len(row.completion_ids) - 1), 1.0)
         assert row.targets[-1] == 0.0
     assert [row.index for row in rows] == [0, 1, 2]
@@ -130,7 +130,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     student = SimpleNamespace(prompt_ids=lambda question: PROMPT)
     builder = AlphaZeroRows(source, student, SimpleNamespace(select_responses=list))
     [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0)])
-    assert way.completion_ids == (10, 10, 9, 8, 41) and way.advantages == (1.0,) * 4 + (0.0,)
+    assert way.completion_ids == (10, 10, 9, 8, 41) and way.pi == (1.0,) * 4 + (0.0,)
     lost = [
         z
         for row in builder.states
@@ -142,7 +142,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     assert sorted(map(id, every)) == sorted(map(id, builder.states)), "none comes twice"
     assert len({*map(id, some)}) == 5 and {*some} <= {*every}
     # On the longer way, whose states lead to a right end too, nothing of the policy is learnt.
-    assert all(not any(row.advantages) for row in builder.states)
+    assert all(not any(row.pi) for row in builder.states)
 
 
 @pytest.fixture
@@ -162,11 +162,8 @@ def learner(model, **settings):
 
 def loss_of(made, rows):
     """The loss of one part, whose gradients are there then."""
-    [part] = made.parts(rows)
-    scores = made.score(part)
-    loss, figures = made.objective.loss(part, scores, made.totals)
-    made.backward(loss, scores, figures)
-    return float(loss.detach())
+    made.compute(rows)
+    return float(made.sums["loss"])
 
 
 def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy(model):
@@ -188,11 +185,11 @@ def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy(model):
         logits = head(out.hidden_states[-1][0])[:, 0]
         for at, token in enumerate(row.completion_ids):
             before = len(row.prompt_ids) + at - 1
-            policy = policy - row.advantages[at] * logprobs[before, token]
+            policy = policy - row.pi[at] * logprobs[before, token]
             z, p = row.targets[at], logits[before].sigmoid()
             entropy = -(z * p.log() + (1 - z) * (1 - p).log())
             value = value + row.value_weights[at] * entropy
-    weights = sum(sum(row.advantages) for row in rows)
+    weights = sum(sum(row.pi) for row in rows)
     known = sum(sum(row.value_weights) for row in rows)
     expected = policy / weights + 0.5 * value / known
     assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
@@ -205,7 +202,7 @@ def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy(model):
 def test_the_value_reaches_the_layers_below_it(model):
     """Rows without a step to learn move the trunk all the same: one network has both."""
     made, nothing = learner(model), (0.0, 0.0)
-    row = TrainRow(PROMPT, (5, 6), nothing, nothing, targets=(1.0, 0.0), value_weights=(1.0, 0.0))
+    row = TrainRow(PROMPT, (5, 6), pi=nothing, targets=(1.0, 0.0), value_weights=(1.0, 0.0))
     before = model.model.layers[0].mlp.up_proj.weight.detach().clone()
     loss_of(made, [row])
     made.clip()

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from support import grpo_config, library_scores, update
+from support import grpo_config, library_scores
 from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, LlamaConfig, OPTConfig
 
 from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel
@@ -17,7 +17,7 @@ from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.methods.grpo import Grpo
 from alphazero_llm_trainer.learning.methods.ppo import objective as ppo
 from alphazero_llm_trainer.learning.models import MemoryOptions, checkpoint_layers, make_trainable
-from alphazero_llm_trainer.learning.rows import TrainRow
+from alphazero_llm_trainer.learning.train_row import TrainRow
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 WORDS = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -52,7 +52,7 @@ def rows_of(model, shift=0.0):
         ids = tuple((7 * i + 3 * j) % 50 + 1 for j in range(12))
         old = tuple(x - shift for x in library_scores(model, ids[:4], ids[4:]))
         own = (1.0 - i % 2 * 2,) * 8
-        rows.append(TrainRow(ids[:4], ids[4:], old, own, value_weights=(1.0,) * 8, index=i))
+        rows.append(TrainRow(ids[:4], ids[4:], old, own, draws=(1.0,) * 8, weights=own, index=i))
     return rows
 
 
@@ -68,7 +68,7 @@ def updated(kind, name, checkpointing, shift=0.0):
     rows = rows_of(model, shift)
     learner = learner_of(model, OBJECTIVES[name](train, model), checkpointing)
     learner.begin(0, [rows])
-    figures = update(learner, rows)
+    figures = learner.update(rows)
     assert not any(module.training for module in model.modules())
     return figures | learner.end(0.0), deepcopy(model.state_dict())
 
@@ -89,7 +89,7 @@ def test_layers_are_computed_again_while_nothing_is_dropped():
     rows = rows_of(model)
     learner = learner_of(model, Grpo(train, model), True)
     model.model.decoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    update(learner, rows)
+    learner.update(rows)
     assert len(calls) == 2 * 2  # forwards of two rows, each computed again
     calls.clear()
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_an_adapters_dropout_is_off_too():
     rows = rows_of(model.eval())
     learner = learner_of(model, Grpo(grpo_config().train.changed(pack="off"), model), False)
     learner.begin(0, [rows])
-    update(learner, rows)
+    learner.update(rows)
     assert learner.end(0.0)["engine_logprob_gap"] < 1e-5
 
 
@@ -117,7 +117,7 @@ def test_supervised_training_has_the_models_own():
     rows = rows_of(model)
     learner, modes = learner_of(model, Likelihood(), True), []
     model.transformer.drop.register_forward_hook(lambda drop, *_: modes.append(drop.training))
-    update(learner, rows)
+    learner.update(rows)
     assert modes and all(modes)
 
 

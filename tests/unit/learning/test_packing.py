@@ -13,8 +13,8 @@ from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.learning.critic import CriticNetwork
 from alphazero_llm_trainer.learning.packing import Work, plan
-from alphazero_llm_trainer.learning.rows import TrainRow
 from alphazero_llm_trainer.learning.scoring import Scorer, computed, packing
+from alphazero_llm_trainer.learning.train_row import TrainRow
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can

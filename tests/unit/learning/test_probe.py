@@ -76,7 +76,7 @@ def test_supervised_training_tries_its_longest_rows(large, monkeypatch):
     run, size = loaded(), 1600
     train = planned(run.config, size, 1e-3)
     rows = [[row] for row in run.longest_rows() * (size // 16)]
-    short = [[replace(row, completion_ids=(1,), advantages=(1.0,))] for [row] in rows]
+    short = [[replace(row, completion_ids=(1,), weights=(1.0,))] for [row] in rows]
     monkeypatch.setattr(device, "device_memory", lambda: ("cpu", 32 << 20, 1 << 40))
     with pytest.raises(ConfigError, match=r"train\.micro_batch"):
         fit(

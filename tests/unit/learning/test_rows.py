@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 
 import pytest
-from support import Source, grpo_config, update
+from support import Source, grpo_config
 
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.learning import rows as rows_module
@@ -155,7 +155,7 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path, mon
             wanted.add((source.prompt(tree), best.token_ids))
     assert more, "no question has more right responses than are taken"
     assert {*map(key, source.builder.own)} == wanted >= {*map(key, rows)}
-    assert {value for row in rows for value in row.advantages} == {1.0}
+    assert {value for row in rows for value in row.weights} == {1.0}
 
 
 def test_a_rounds_own_rows_decide_its_updates(tmp_path):
@@ -184,9 +184,9 @@ def test_few_responses_are_passed_over_three_times_at_most(method, tmp_path, cap
         stats = RoundStats(number)
         made = builder.minibatches(number, some, stats)
         for batch in made:
-            own = [row.index for row in batch if any(row.advantages)]
+            own = [row.index for row in batch if any(row.weights + row.pi)]
             assert own and len(batch) == len({id(row) for row in batch}), "a row comes twice"
-        drawn = sum(any(row.advantages) for batch in made for row in batch)
+        drawn = sum(any(row.weights + row.pi) for batch in made for row in batch)
         assert 2 * len(builder.own) < drawn <= most * len(builder.own)
         assert stats.updates == len(made) > 0
         assert stats.updates_left_out == 120 - stats.updates > 0
@@ -247,7 +247,7 @@ def test_a_round_with_too_few_rows_has_smaller_minibatches_of_rows_that_teach(
     )
     learner.begin(0, made)
     tokens = [a for row in made[0] for a in row.advantages]
-    assert update(learner, made[0])["loss"] == pytest.approx(-fmean(tokens), abs=1e-4)
+    assert learner.update(made[0])["loss"] == pytest.approx(-fmean(tokens), abs=1e-4)
     alike = [
         tree for tree in source.trees() if source.rounds.collector.zero_variance(tree.responses)
     ]
