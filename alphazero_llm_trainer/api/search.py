@@ -14,10 +14,11 @@ from ..answering.searches import answer_search
 from ..answering.students import answering_student
 from ..chat.remote import RemoteStudent
 from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
+from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..eval.verifiers import load_verifier
 from ..live import Progress, Stop
-from ..mcts.driver import SearchResult, check_settings
+from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
@@ -206,7 +207,7 @@ def find(
     config, own, judge = with_own_value(config, folder, student, progress)
     alone = config.search.value is None and own is None
     if judge is None:
-        check_settings(config.search, not alone)
+        refuse_conflicts(config, "search", valued=not alone, verified=False)
     if student is None:
         progress.wait(f"loading {resolve_name(config)}")
         config = with_context(config, question=problem.question)

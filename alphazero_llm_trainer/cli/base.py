@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ..config.load import Config, load_answering, load_config, nested
+from ..config.refusals import refuse_conflicts
 from ..config.shipped import comments, parse_yaml, read_yaml, shipped
 from ..errors import (
     EXIT_FAILED,
@@ -250,6 +251,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
     try:
+        refuse_conflicts((), f"command {getattr(args, 'command', None)}", args=args)
         with printing_json() if getattr(args, "json", False) else nullcontext():
             return args.run(args)
     except KeyboardInterrupt:

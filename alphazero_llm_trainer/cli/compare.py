@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import ConfigError
 from .base import add_command, check_out, print_json
 
 EPILOG = """\
@@ -24,8 +23,6 @@ def add_compare(commands: Any) -> None:
 def run_compare(args: argparse.Namespace) -> int:
     """Print the gain and the runs; write the page where it is asked for."""
     check_out(args.out)
-    if not args.against:
-        raise ConfigError("compare got one setting: write RUN... -- RUN..., the second after --")
     from ..api.compare import compare
 
     result = compare(args.first, args.against, args.out)

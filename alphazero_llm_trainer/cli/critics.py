@@ -49,8 +49,6 @@ def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> in
     """Search where no data is given, train, print the held-out table and write the folder. 130 when
     the user stopped it.
     """
-    if args.data and args.num is not None:
-        raise ConfigError("--num collects trees and --data names trees: give one of them")
     for path in args.data or ():
         if not path.exists():
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..runs.export import ROLLOUTS, SUFFIXES, export
 from .base import add_command, check_out, print_json
 
@@ -22,14 +22,6 @@ def add_export(commands: Any) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Write one kind, or all of them, and say how many rows there are."""
     whole = args.kind == "all"
-    if args.every_token and args.kind not in ("value", "all"):
-        raise ConfigError(
-            f"--every-token is of --kind value, and --kind is {args.kind}: leave it out"
-        )
-    if (args.run_folder is None) == (args.data is None):
-        raise ConfigError(
-            "RUN is named twice or not at all: write export RUN --kind KIND --out FILE"
-        )
     data = args.run_folder or args.data
     if not data.is_dir():
         raise DataError(f"RUN {data} is no folder: name one that `sample` or `train` wrote")

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from ..config.load import Config, check_read
-from ..errors import ConfigError
 from ..live import Progress, Stop
 from ..tree.extract import shortfall
 from .base import (
@@ -45,10 +44,6 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     """Sample. 0 when every question has its tree or was set aside, 130 when the user stopped it."""
     check_least(1, num=args.num, workers=args.workers)
     check_least(0, start=args.start)
-    if args.address is not None and args.workers == 1:
-        raise ConfigError(
-            "--address is a Ray cluster's, and --workers 1 needs none: give --workers 2 or more"
-        )
     from ..problems.load import tasks_of  # none of this needs torch
     from ..runs.sample import SampleJob, run_sample
     from ..runs.start import check_searches

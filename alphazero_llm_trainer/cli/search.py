@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from ..config.load import load_answering
-from ..errors import ConfigError
 from ..live import Progress
 from ..tree.extract import endings, shortfall
 from ..types import Problem
@@ -40,10 +39,6 @@ def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
     config = resolve(args, load=partial(load_answering, guided=args.value is not None))
     check_least(0, index=args.index)
-    if args.question is not None and args.index is not None:
-        raise ConfigError(
-            "--index is of a test problem, and a question is given: leave one of them out"
-        )
     check_critics(args)
     from ..problems.load import tasks_of
     from ..problems.registry import open_source

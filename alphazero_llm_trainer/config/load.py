@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError, nearest
 from ..files import flat
+from .refusals import name_value, refuse_conflicts, split_condition
 from .sections import (
     SEARCHES,
     EngineConfig,
@@ -247,16 +248,16 @@ def other_reader(config: Config, facts: Mapping[str, str], condition: str) -> st
     """
     said = []
     for each in condition.split("|"):
-        key, differs, values = re.split("(!?=)", each)
+        key, equals, values = split_condition(each)
         if key not in facts and (not facts or "." not in key) and not key.startswith(READ_BY_ALL):
             return None
         value = facts[key] if key in facts else attrgetter(key)(config)
-        name = "null" if value is None else str(value)
-        if (name in values.split(",")) == (differs == "="):
+        name = name_value(value)
+        if (name in values) == equals:
             return None
         who = f"`{facts['command']}` doesn't read it" if key in facts else "nothing reads it"
         where = "" if key == "command" else f" where {key} is {name}"
-        said.append(f"{who}{where} ({each} does)" if differs == "=" else f"{who}{where}")
+        said.append(f"{who}{where} ({each} does)" if equals else f"{who}{where}")
     return f"and {' and '.join(said)}"
 
 
@@ -308,14 +309,6 @@ def validate(raw: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     config = with_source(with_backend(with_tier(with_limits(config, raw.get("search", {})))))
-    rewards = config.rewards
-    if not (
-        rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
-    ):
-        raise ConfigError(
-            "rewards.hre_weight is 0, and rewards.pre_weight is 0 or rewards.use_student_model "
-            "false: give one a weight"
-        )
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [
         (f"teacher_tiers.{name}.base_url", tier.base_url or "")
@@ -327,17 +320,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
                 f"{field} has a name or password in it: "
                 "put the key into the variable that key_variable names"
             )
-    if config.engine.dtype == "bfloat16" and config.engine.native == "off":
-        raise ConfigError(
-            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in "
-            "bfloat16; set one to auto"
-        )
-    search = config.search
-    if search.mode == "step" and search.rollout in ("greedy", "beam"):
-        raise ConfigError(
-            f"search.rollout is {search.rollout} and search.mode is step: "
-            "steps are rolled out by sample or none"
-        )
+    refuse_conflicts(config, "configuration")
     return config
 
 

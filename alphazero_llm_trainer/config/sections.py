@@ -384,6 +384,11 @@ class SearchConfig(Section):
         return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
 
     @property
+    def weight(self) -> float:
+        """`rollout_weight`, or 1 where nothing says it."""
+        return 1.0 if self.rollout_weight is None else self.rollout_weight
+
+    @property
     def votes(self) -> str:
         """`choose` of a tree that is no verifier's: without rollouts few responses are finished,
         and the end of the most visited path takes the place of a vote.
