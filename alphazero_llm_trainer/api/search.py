@@ -180,9 +180,7 @@ def with_own_value(
     if judged:
         return config, used, "calculator" if used is None else "calculator+value"
     guided = {"value": str(own)} | {
-        key: choice
-        for key, choice in GUIDED["search"].items()
-        if getattr(config.search, key) == getattr(config.plain.search, key)
+        key: choice for key, choice in GUIDED["search"].items() if f"search.{key}" not in config.own
     }
     return config.changed(search=guided), None, None
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from ..errors import ConfigError, nearest
 from ..files import flat
@@ -67,26 +67,26 @@ class Config(Section):
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
+    # the dotted keys to which a user gave another value than the recipe, or the student, has
+    _own: frozenset[str] = PrivateAttr(frozenset())
+
     @property
-    def plain(self) -> Config:
-        """What it is without the user's own keys, where `load_config` made it; else the same. No
-        field: configurations of the same values are equal.
-        """
-        return self.__dict__.get("_plain", self)
+    def own(self) -> frozenset[str]:
+        """The keys that are the user's own, where `load_config` made it; else none."""
+        return self._own
 
     @property
     def answer_budget(self) -> int:
         """Tokens a question where no budget is named: of four usual answers of the student."""
-        return 4 * self.plain.search.verify.reserve
+        return 4 * limits_of(self)["reserve"]
 
     def refuse(self, unread: Mapping[str, str]) -> None:
-        """Raise ConfigError where a user gave one of these dotted keys another value than its
-        recipe, or its student, has; the text says why nothing would read it, and the fix.
+        """Raise ConfigError where one of these dotted keys is the user's own; the text says why
+        nothing would read it, and the fix.
         """
         for key, why in unread.items():
-            read = attrgetter(key)
-            if read(self) != read(self.plain):
-                raise ConfigError(f"{key} is {shown(read(self))}, {why}")
+            if key in self.own:
+                raise ConfigError(f"{key} is {shown(attrgetter(key)(self))}, {why}")
 
 
 def parts_of(key: str) -> list[str]:
@@ -195,8 +195,9 @@ def load_config(
         merged = merge(merged, layer)
     config = validate(merged)
     # Of the same student: what is null is as its entry says.
-    config.__dict__["_plain"] = validate(
-        plain | {name: merged[name] for name in ("student", "models")}
+    usual = validate(plain | {name: merged[name] for name in ("student", "models")})
+    config._own = frozenset(
+        key for key, _ in keys_of(Config) if attrgetter(key)(config) != attrgetter(key)(usual)
     )
     check_read(config)
     return config
@@ -327,18 +328,26 @@ def validate(raw: Mapping[str, Any]) -> Config:
 THINKING_STEP = 10  # tokens of a short step of thinking
 
 
-def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
-    """`config` with the limits, steps and temperature of a response that the student's entry has,
-    where `asked`, the section `search` as it was written, gives null.
-    """
+def limits_of(config: Config) -> dict[str, Any]:
+    """The limits, steps and temperature of a response that the student's entry has."""
     entry = config.models[resolve_name(config)]
     thinking = entry.thinking_tokens if entry.thinking == "on" else 0
-    own = {key: getattr(entry, key) for key in SearchConfig.of_student}
+    own = {key: getattr(entry, key) for key in (*SearchConfig.of_student, "reserve")}
     own["max_tokens"] += thinking
     own["max_depth"] += thinking // THINKING_STEP
+    own["reserve"] += thinking
+    return own
+
+
+def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
+    """`config` with `limits_of` it, where `asked`, the section `search` as it was written, gives
+    null.
+    """
+    own = limits_of(config)
+    verify = {"reserve": own.pop("reserve")}
     update: dict[str, Any] = {key: value for key, value in own.items() if asked.get(key) is None}
     if asked.get("verify", {}).get("reserve") is None:
-        update["verify"] = {"reserve": entry.reserve + thinking}
+        update["verify"] = verify
     return config.changed(search=update)
 
 
