@@ -282,9 +282,6 @@ class VerifyConfig(Section):
     reserve: Annotated[NonNegative, BY_ANSWERS] = 40
     # draw a step again that was drawn after the same prefix
     repeat: bool = False
-    # let a step lead to a state that as few steps reached before, where the source knows
-    # states; not in whole responses
-    revisit: bool = False
 
 
 class SearchConfig(Section):

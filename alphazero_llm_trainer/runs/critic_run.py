@@ -311,7 +311,7 @@ def examples_of(
     """
     examples = [example_of(question, student, settings) for question in part]
     if kind == "prm":
-        examples = [with_step_labels(example, settings.least_outcomes) for example in examples]
+        examples = [with_step_labels(example) for example in examples]
     return examples
 
 

@@ -415,7 +415,9 @@ def test_one_process_writes_a_folder_until_it_dies(tmp_path):
 def test_a_run_of_before_goes_on_without_keys_that_are_gone(tmp_path: Path) -> None:
     folder, config = RunFolder(tmp_path), grpo_config()
     card = {"config": config.model_dump(mode="json")}
-    card["config"]["train"]["critic"]["head"] = False
+    card["config"]["train"]["critic"] |= {"head": False, "least_outcomes": 3}
+    card["config"]["train"]["critic_rounds"] = 2
+    card["config"]["search"]["verify"]["revisit"] = False
     for entry in card["config"]["models"].values():
         entry["use_liger_kernel"] = False
     card["config"]["models"]["small"]["shape"] |= {"vocabulary": 169, "tied": True}
