@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..errors import DataError
-from ..runs.export import ROLLOUTS, SUFFIXES, export
-from .base import add_command, check_out, print_json
-
-EPILOG = f"""\
-docs/guides/sample-and-export.md has the columns of each table. {ROLLOUTS}: whole trees, for
-prime-rl and other trainers, as JSON lines of verifiers' episodes. Load a table with
-datasets.load_dataset("parquet", data_files="FILE.parquet")."""
-
-
-def add_export(commands: Any) -> None:
-    add_command(commands, "export", run_export, "tree journals as training sets", EPILOG)
+from ..runs.export import SUFFIXES, export
+from .base import check_out, print_json
 
 
 def run_export(args: argparse.Namespace) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import Any
 
 from ..config.load import load_answering
 from ..live import Progress
 from ..tree.extract import endings, shortfall
 from ..types import Problem
 from .base import (
-    add_command,
     check_critics,
     check_least,
     print_json,
@@ -19,20 +17,7 @@ from .base import (
     tell_loading,
 )
 
-EPILOG = """\
-Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
-
 STOPPED = {"simulations": "simulation limit", "tokens": "token budget"}
-
-
-def add_search(commands: Any) -> None:
-    add_command(
-        commands,
-        "search",
-        run_search,
-        "answer one question by tree search and print the tree",
-        EPILOG,
-    )
 
 
 def run_search(args: argparse.Namespace) -> int:
