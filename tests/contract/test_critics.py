@@ -51,6 +51,7 @@ from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, loa
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.states import States
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.runs import critic_data
 from alphazero_llm_trainer.runs.critic_data import (
     Example,
     Question,
@@ -93,6 +94,12 @@ def a_student(seed=0, adapter="full", quantization="none"):
 
     tokenizer = load_student(load_config(overrides=["student=embedded"])).tokenizer
     return Numbers("tiny", model, tokenizer, tiny_engine(model), spec)
+
+
+@pytest.fixture(autouse=True)
+def pairs_of_two(monkeypatch):
+    """The trees here have eight responses: two behind a step make it one of a pair."""
+    monkeypatch.setattr(critic_data, "LEAST_OUTCOMES", 2)
 
 
 def settings(**critic):
@@ -514,8 +521,9 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_parts_without_a_pair_are_refused(tmp_path):
-    student, config = a_student(), settings(margin=1.0)
+def test_parts_without_a_pair_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(critic_data, "LEAST_OUTCOMES", 50)
+    student, config = a_student(), settings()
     with pytest.raises(DataError, match=r"train\.critic\.margin"):
         trained("prm", student, config, tmp_path)
 
