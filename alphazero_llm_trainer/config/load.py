@@ -229,7 +229,7 @@ def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[
 
 def check_read(config: Config, **facts: str) -> None:
     """Raise ConfigError where a key is the user's own and nothing reads it, by what its field says
-    (`sections.Read`). `facts` are of the command; without any, only the keys of engine and search are
+    (`sections.Read`). `facts` are of the command; without any, only those of engine and search are
     asked for that read each other.
     """
     unread = dict[str, str]()

@@ -347,9 +347,7 @@ class SearchConfig(Section):
     width: Annotated[Positive, BY_TREES] = 1
     # line | sentence | thought (a line's end, but not in a formula or code): where a
     # reasoning step ends; null: as models.yaml says for the student
-    step: StepRule = (
-        "line"  # these three are the embedded student's: a configuration has its own student's
-    )
+    step: StepRule = "line"
     # steps; null: as models.yaml says for the student
     max_depth: Positive = 12
     # tokens of one response; null: as models.yaml says for the student
@@ -523,8 +521,8 @@ class StudentModel(Section):
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
     without CUDA. `attn_implementation` is `from_pretrained`'s. `max_tokens`, `max_depth`, `step`,
     `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape`
-    is a student's from scratch, `download_gb` what the hub has. `system_prompt` takes the place of every source's; `prompts`
-    are those that it was trained with, by source.
+    is a student's from scratch, `download_gb` what the hub has. `system_prompt` takes the place of
+    every source's; `prompts` are those that it was trained with, by source.
     """
 
     path: str

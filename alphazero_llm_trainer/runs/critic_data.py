@@ -181,8 +181,8 @@ def example_of(
 
 def with_step_labels(example: Example) -> Example:
     """The example with its steps as states: 1 where any response after a step was right (Wang et
-    al. 2023, "Math-Shepherd"), 0 where LEAST_OUTCOMES responses or more all failed, else unknown (weight
-    0). Outcomes between wrong and right stay as they are, a mean.
+    al. 2023, "Math-Shepherd"), 0 where LEAST_OUTCOMES responses or more all failed, else unknown
+    (weight 0). Outcomes between wrong and right stay as they are, a mean.
     """
     example.states.pop((), None)  # the prompt is no step
     for state in example.states.values():

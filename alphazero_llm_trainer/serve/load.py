@@ -8,7 +8,6 @@ from pathlib import Path
 from ..answering.students import answering_student
 from ..config.load import Config, check_read
 from ..config.refusals import refuse_conflicts
-from ..errors import ConfigError
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
@@ -37,11 +36,7 @@ def load_models(
     """
     check_read(config, command="serve", searches="yes")
     remote = config.engine.backend == "openai"
-    if remote and (prm or value):
-        raise ConfigError(
-            "--prm and --value read the student's own tokens, "
-            "and the model is behind --base-url: leave them out"
-        )
+    refuse_conflicts(config, "serving", network=prm or value)
     if not (remote or verifier or prm or value or config.search.value):
         config, value = carried_value(config, path)
         if value is not None:
