@@ -15,7 +15,7 @@ ROWS, UPDATES = ["--set", "train.rows_per_round=8"], ["--set", "train.updates_pe
 METHODS = {
     "grpo": ["--use-grpo", *ROWS],
     "rft": ["--use-rft", *UPDATES],
-    "ppo": ["--use-ppo", *ROWS, "--set", "train.critic_rounds=1"],
+    "ppo": ["--use-ppo", *ROWS],
     "legacy": ["--use-legacy", *UPDATES],
     "alphazero": ["--config", "alphazero", *UPDATES, "--set", "search.budget_tokens=200"],
 }

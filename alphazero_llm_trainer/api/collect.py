@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config, load_training
-from ..errors import ConfigError
+from ..config.load import load_training
+from ..config.refusals import refuse_conflicts
 from ..learning.collector import Collector
 from ..learning.methods.registry import method_of
 from ..policy.chat import check_prompts
@@ -71,9 +71,10 @@ def collect(
         if not isinstance(student, Student):
             student = load_student(config, path=folder, opening=opening(resolved), trained=False)
         check_prompts(student, [task.problem.question for task in tasks])
-        collector = Collector(student, resolved, method_of(resolved.train.method), None)
+        method = method_of(resolved.train.method)
+        collector = Collector(student, resolved, method, None)
+        refuse_conflicts(resolved, "collect", method=method, valued=value is not None)
         if value is not None:
-            check_layer(value, resolved)
             collector.guide(value)
 
         async def search() -> dict[str, GradedTree]:
@@ -84,12 +85,3 @@ def collect(
         return [trees[task.problem.id] for task in tasks]
 
     return outside_loops(call)
-
-
-def check_layer(value: torch.nn.Linear, config: Config) -> None:
-    """Raise ConfigError where a value guides no search of the method."""
-    if not method_of(config.train.method).guided:
-        raise ConfigError(
-            f"value is given and train.method is {config.train.method}, whose searches no layer "
-            'guides: add config={"train.method": "alphazero"}'
-        )

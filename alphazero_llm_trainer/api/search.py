@@ -14,10 +14,11 @@ from ..answering.searches import answer_search
 from ..answering.students import answering_student
 from ..chat.remote import RemoteStudent
 from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
+from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..eval.verifiers import load_verifier
 from ..live import Progress, Stop
-from ..mcts.driver import SearchResult, check_settings
+from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
@@ -179,9 +180,7 @@ def with_own_value(
     if judged:
         return config, used, "calculator" if used is None else "calculator+value"
     guided = {"value": str(own)} | {
-        key: choice
-        for key, choice in GUIDED["search"].items()
-        if getattr(config.search, key) == getattr(config.plain.search, key)
+        key: choice for key, choice in GUIDED["search"].items() if f"search.{key}" not in config.own
     }
     return config.changed(search=guided), None, None
 
@@ -206,7 +205,7 @@ def find(
     config, own, judge = with_own_value(config, folder, student, progress)
     alone = config.search.value is None and own is None
     if judge is None:
-        check_settings(config.search, not alone)
+        refuse_conflicts(config, "search", valued=not alone, verified=False)
     if student is None:
         progress.wait(f"loading {resolve_name(config)}")
         config = with_context(config, question=problem.question)

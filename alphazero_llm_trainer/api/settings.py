@@ -62,9 +62,9 @@ def configured(
         )
     spec = {model.name: model.spec.model_dump(mode="json")}
     resolved = load(overrides=[*layers, {"student": model.name, "models": spec}])
-    step, own = resolved.search.step, model.engine.step_ends
-    if step != resolved.plain.search.step:
-        asked = step_ends(model.tokenizer, step)
+    own = model.engine.step_ends
+    if "search.step" in resolved.own:
+        asked = step_ends(model.tokenizer, resolved.search.step)
         if (asked.tokens, asked.goes_on) != (own.tokens, own.goes_on):
             other = "and the student was loaded with another: give it to `load`"
             resolved.refuse({"search.step": other})

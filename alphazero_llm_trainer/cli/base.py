@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ..config.load import Config, load_answering, load_config, nested
+from ..config.refusals import refuse_conflicts
 from ..config.shipped import comments, parse_yaml, read_yaml, shipped
 from ..errors import (
     EXIT_FAILED,
@@ -115,20 +116,6 @@ def read_flags() -> Any:
     return parse_yaml((Path(__file__).parent / "flags.yaml").read_text(encoding="utf-8"))
 
 
-def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    about: str,
-    epilog: str | None = None,
-    **more: Any,
-) -> tuple[Parser, dict[str, Any]]:
-    """A command with its flags (see `add_flags`); `about` is its line in the list of commands."""
-    parser = commands.add_parser(name, help=about, epilog=epilog, **more)
-    parser.set_defaults(run=run)
-    return parser, add_flags(parser, name)
-
-
 def add_flags(parser: Parser, command: str) -> dict[str, Any]:
     """Add the flags that flags.yaml has of a command; the groups of its help, by their titles."""
     table, groups = read_flags(), dict[str, Any]()
@@ -152,6 +139,8 @@ def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) ->
         options.setdefault("metavar", metavar)
     if options.get("default") == argparse.SUPPRESS:  # argparse asks whether it is this very text
         options["default"] = argparse.SUPPRESS
+    if options.pop("dashes", False):
+        parser.dashes = names
     words = options.get("help") or comments().get(key, "")
     options["help"] = words.replace("%", "%%") if lead is None else f"{lead}: {words}"
     action = group.add_argument(*names.split(), **options)
@@ -250,6 +239,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
     try:
+        refuse_conflicts((), f"command {getattr(args, 'command', None)}", args=args)
         with printing_json() if getattr(args, "json", False) else nullcontext():
             return args.run(args)
     except KeyboardInterrupt:

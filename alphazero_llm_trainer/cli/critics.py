@@ -5,52 +5,25 @@ earns its place.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config, check_read
+from ..config.load import check_read
 from ..errors import ConfigError
 from ..files import Folder, command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
-    add_command,
     check_out,
     print_json,
     resolve,
     tell_loading,
 )
 
-if TYPE_CHECKING:
-    from ..policy.critic import CriticKind
 
-EPILOG = """\
-DIR gets journal.jsonl and manifest.json (the trees that the command searched; with --data there are
-none), metrics.jsonl, the network, critic.json (figures on held-out questions) and report.html.
-Ctrl-C ends the command at the next safe place; the same command goes on with the trees that are
-there."""
-
-
-ABOUT: dict[CriticKind, str] = {
-    "value": "train a value network: how likely does this end right?",
-    "prm": "train a process reward model: is this step right?",
-}
-
-
-def add_critic(commands: Any, kind: CriticKind) -> None:
-    """The command `kind`."""
-
-    def run(args: argparse.Namespace) -> int:
-        return run_critic(args, resolve(args, recipe="critic.yaml"), kind)
-
-    add_command(commands, kind, run, ABOUT[kind], EPILOG)
-
-
-def run_critic(args: argparse.Namespace, config: Config, kind: CriticKind) -> int:
+def run_critic(args: argparse.Namespace) -> int:
     """Search where no data is given, train, print the held-out table and write the folder. 130 when
     the user stopped it.
     """
-    if args.data and args.num is not None:
-        raise ConfigError("--num collects trees and --data names trees: give one of them")
+    config, kind = resolve(args, recipe="critic.yaml"), args.command
     for path in args.data or ():
         if not path.exists():
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from ..config.load import Config
@@ -12,7 +13,7 @@ from ..files import command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
-    add_command,
+    Parser,
     check_least,
     load_guided,
     print_json,
@@ -20,36 +21,13 @@ from .base import (
     tell_loading,
 )
 
-EPILOG = """\
-A budget is sampled plus scored tokens a problem, scored ones being those that a network of its
-own (--prm, --value) computes, the prompt included. No method can spend more; those that spend
-less say so. Methods that judge steps share the settings search.verify.*; adaptive methods and
-mcts end as soon as a response passes.
 
---verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true;
-needs no gold); prm; value; judge (a served model); or a product such as calculator+log-probability or calculator+prm.
---prm and --value alone are verifiers themselves. With --verifier none a --value guides the search
-of mcts, over steps or with --set search.mode=token over tokens.
-
-DIR gets cells/ (one finished method and budget each, written whole), results.json and
-report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be
-added.
-
---tune tries some ten searches, with and without the value that the student's folder carries, on
--n validation problems of one source, and writes the best one beside the value: search, eval and
-serve then use it where no search.* says how."""
-
-
-def add_eval(commands: Any) -> None:
-    def run(args: argparse.Namespace) -> int:
-        return run_eval(args, resolve(args, load=load_guided(args)))
-
-    about = "compare methods of answering at equal tokens"
-    parser, _ = add_command(commands, "eval", run, about, EPILOG)
+def add_methods(parser: Parser, groups: Mapping[str, Any]) -> None:
+    """All methods, where none is named."""
     parser.set_defaults(methods=list(METHOD_NAMES))
 
 
-def run_eval(args: argparse.Namespace, config: Config) -> int:
+def run_eval(args: argparse.Namespace) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
     from ..api.evaluate import Evaluation, execute  # without torch
 
@@ -63,7 +41,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         "split",
         "samples",
     )
-    named = args.sources or ["auto"]
+    config, named = resolve(args, load=load_guided(args)), args.sources or ["auto"]
     if args.tune:
         return run_tune(args, config)
     work = Evaluation.of(

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from ..errors import ConfigError, DataError
-from ..runs.export import ROLLOUTS, SUFFIXES, export
-from .base import add_command, check_out, print_json
-
-EPILOG = f"""\
-docs/guides/sample-and-export.md has the columns of each table. {ROLLOUTS}: whole trees, for
-prime-rl and other trainers, as JSON lines of verifiers' episodes. Load a table with
-datasets.load_dataset("parquet", data_files="FILE.parquet")."""
-
-
-def add_export(commands: Any) -> None:
-    add_command(commands, "export", run_export, "tree journals as training sets", EPILOG)
+from ..errors import DataError
+from ..runs.export import SUFFIXES, export
+from .base import check_out, print_json
 
 
 def run_export(args: argparse.Namespace) -> int:
     """Write one kind, or all of them, and say how many rows there are."""
     whole = args.kind == "all"
-    if args.every_token and args.kind not in ("value", "all"):
-        raise ConfigError(
-            f"--every-token is of --kind value, and --kind is {args.kind}: leave it out"
-        )
-    if (args.run_folder is None) == (args.data is None):
-        raise ConfigError(
-            "RUN is named twice or not at all: write export RUN --out FOLDER"
-        )
     data = args.run_folder or args.data
     if not data.is_dir():
         raise DataError(f"RUN {data} is no folder: name one that `sample` or `train` wrote")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from ..config.load import Config, resolve_name
-from .base import add_command, resolve
-
-
-def add_fetch(commands: Any) -> None:
-    def run(args: argparse.Namespace) -> int:
-        return run_fetch(args, resolve(args))
-
-    add_command(commands, "fetch", run, "download a model from the hub before it is needed")
+from ..config.load import resolve_name
+from .base import resolve
 
 
-def run_fetch(args: argparse.Namespace, config: Config) -> int:
+def run_fetch(args: argparse.Namespace) -> int:
     """Fetch a model and print its folder."""
+    config = resolve(args)
     name = resolve_name(config, args.name)
     from ..policy.fetch import fetch
 

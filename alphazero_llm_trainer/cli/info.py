@@ -18,18 +18,12 @@ from ..config.shipped import named_file, shipped
 from ..config.train import recipe_of
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
-from .base import add_command, print_facts, resolve
-from .train import add_method
+from .base import print_facts, resolve
 
 LIBRARIES = (
     "torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai",
     "bitsandbytes", "vllm", "ray", "reasoning-gym",
 )  # fmt: skip
-
-
-def add_info(commands: Any) -> None:
-    about = "what a run would use: versions, device, student, keys, places"
-    add_method(*add_command(commands, "info", run_info, about))
 
 
 def run_info(args: argparse.Namespace) -> int:

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from .. import __version__
-from .base import Parser, add_flags, run_command
-from .compare import add_compare
-from .critics import add_critic
-from .eval import add_eval
-from .export import add_export
-from .fetch import add_fetch
-from .info import add_info
-from .merge import add_merge
-from .report import add_report
-from .sample import add_sample
-from .search import add_search
-from .serve import add_serve
-from .sft import add_sft
-from .train import add_train
-from .view import add_view
+from ..runs.export import ROLLOUTS
+from ..viewer.page import MOST_ROWS
+from .base import Parser, add_flags, read_flags, run_command
+from .compare import run_compare
+from .critics import run_critic
+from .eval import add_methods, run_eval
+from .export import run_export
+from .fetch import run_fetch
+from .info import run_info
+from .merge import run_merge
+from .report import run_report
+from .sample import run_sample
+from .search import run_search
+from .serve import KEY_VARIABLE, run_serve
+from .sft import run_sft
+from .train import add_method, run_train
+from .view import run_view
 
 PROGRAM = "alphazero-llm-trainer"
-COMMANDS = (
-    add_info, add_search,  # look around
-    add_train, add_sft, partial(add_critic, kind="value"), partial(add_critic, kind="prm"),
-    add_eval, add_compare, add_view, add_report,
-    add_sample, add_export, add_fetch,  # data and models
-    add_serve, add_merge,  # use the student
-)  # fmt: skip
+COMMANDS = {
+    "info": run_info,
+    "search": run_search,
+    "train": run_train,
+    "sft": run_sft,
+    "value": run_critic,
+    "prm": run_critic,
+    "eval": run_eval,
+    "compare": run_compare,
+    "view": run_view,
+    "report": run_report,
+    "sample": run_sample,
+    "export": run_export,
+    "fetch": run_fetch,
+    "serve": run_serve,
+    "merge": run_merge,
+}
+# What is in a command's parser beside its flags, and what its words name.
+MORE = {"info": add_method, "train": add_method, "eval": add_methods}
+WORDS = {"ROLLOUTS": ROLLOUTS, "KEY_VARIABLE": KEY_VARIABLE, "MOST_ROWS": MOST_ROWS}
 EPILOG = f"""\
 {PROGRAM} COMMAND --help lists a command's options. The first line to try: {PROGRAM} search"""
 
@@ -45,8 +59,15 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )
-    for add in COMMANDS:
-        add(commands)
+    for name, run in COMMANDS.items():
+        about = read_flags()["about"][name]
+        command = commands.add_parser(
+            name, **{key: text.format(**WORDS) for key, text in about.items()}
+        )
+        command.set_defaults(run=run)
+        groups = add_flags(command, name)
+        if name in MORE:
+            MORE[name](command, groups)
     return parser
 
 

@@ -8,19 +8,13 @@ import argparse
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..files import sync_all
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, adapter_file, find_model, write_facts
-from .base import add_command, check_out, resolve, tell_loading
-
-
-def add_merge(commands: Any) -> None:
-    about = "fold an adapter into its base's weights: a plain folder that transformers loads"
-    add_command(commands, "merge", run_merge, about)
+from .base import check_out, resolve, tell_loading
 
 
 def run_merge(args: argparse.Namespace) -> int:

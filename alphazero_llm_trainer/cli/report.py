@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..errors import ConfigError
-from .base import add_command, check_out
-
-
-def add_report(commands: Any) -> None:
-    about = "write report.html of a folder that train, eval or value wrote, or of several runs"
-    add_command(commands, "report", run_report, about)
+from .base import check_out
 
 
 def run_report(args: argparse.Namespace) -> int:

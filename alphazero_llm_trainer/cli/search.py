@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import Any
 
 from ..config.load import load_answering
-from ..errors import ConfigError
 from ..live import Progress
 from ..tree.extract import endings, shortfall
 from ..types import Problem
 from .base import (
-    add_command,
     check_critics,
     check_least,
     print_json,
@@ -20,30 +17,13 @@ from .base import (
     tell_loading,
 )
 
-EPILOG = """\
-Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
-
 STOPPED = {"simulations": "simulation limit", "tokens": "token budget"}
-
-
-def add_search(commands: Any) -> None:
-    add_command(
-        commands,
-        "search",
-        run_search,
-        "answer one question by tree search and print the tree",
-        EPILOG,
-    )
 
 
 def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
     config = resolve(args, load=partial(load_answering, guided=args.value is not None))
     check_least(0, index=args.index)
-    if args.question is not None and args.index is not None:
-        raise ConfigError(
-            "--index is of a test problem, and a question is given: leave one of them out"
-        )
     check_critics(args)
     from ..problems.load import tasks_of
     from ..problems.registry import open_source

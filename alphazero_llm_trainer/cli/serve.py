@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
-from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress
 from .base import (
     EXIT_STOPPED,
-    add_command,
     check_critics,
     check_out,
     load_guided,
@@ -20,30 +17,13 @@ from .base import (
 )
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
-EPILOG = f"""\
-Models: student (what --search says), student@sample, student@mcts, student@best-of-N, student@majority-N,
-student@step-rejection, student@adaptive-best-of-n, student@beam.
-The same by extra_body of the openai client: method, and budget_tokens, simulations, deadline_ms, return_tree.
-
-    curl http://127.0.0.1:8000/v1/chat/completions --json '{{"model": "student@mcts", "messages":
-      [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
-
-/docs describes every request.
-Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
 
 
-def add_serve(commands: Any) -> None:
-    def run(args: argparse.Namespace) -> int:
-        return run_serve(args, resolve(args, load=load_guided(args)))
-
-    about = "serve the student with search behind the OpenAI API"
-    add_command(commands, "serve", run, about, EPILOG)
-
-
-def run_serve(args: argparse.Namespace, config: Config) -> int:
+def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
     from ..serve.server import is_loopback, listen, serve
 
+    config = resolve(args, load=load_guided(args))
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port is {args.port}: give one of 0 to 65535")

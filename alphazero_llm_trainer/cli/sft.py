@@ -5,27 +5,17 @@ student.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..config.load import Config, check_read
 from ..files import Folder
 from ..live import Progress
 from ..policy.folders import from_scratch
 from .base import (
-    add_command,
     check_least,
     print_json,
     resolve,
     tell_loading,
 )
-
-
-def add_sft(commands: Any) -> None:
-    def run(args: argparse.Namespace) -> int:
-        return run_sft_command(args, configured(args))
-
-    about = "supervised training on worked solutions, from scratch or going on"
-    add_command(commands, "sft", run, about)
 
 
 def configured(args: argparse.Namespace) -> Config:
@@ -40,8 +30,9 @@ def configured(args: argparse.Namespace) -> Config:
     return config
 
 
-def run_sft_command(args: argparse.Namespace, config: Config) -> int:
+def run_sft(args: argparse.Namespace) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
+    config = configured(args)
     check_least(1, eval_size=config.train.eval_size, num=config.train.demonstrations)
     scratch = args.path is None and from_scratch(config)
     check_read(config, command="sft", searches="no", scratch="yes" if scratch else "no")

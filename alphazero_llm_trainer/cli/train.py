@@ -14,25 +14,16 @@ from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
     Parser,
-    add_command,
     add_flags,
     check_out,
     flag_layers,
     print_facts,
     print_json,
+    read_flags,
     resolve,
     run_command,
     tell_loading,
 )
-
-ABOUT = (
-    "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
-)
-EPILOG = """\
-With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by
-expert iteration: on the first right response of each tree whose steps a calculator checks. Each
-method's recipe is a file, config/METHOD.yaml.
-Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
 def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
@@ -45,11 +36,6 @@ def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
             )
     parser.set_defaults(method=None)
     parser.keys["method"] = "train.method"
-
-
-def add_train(commands: Any) -> None:
-    about = "search, grade, train: in rounds"
-    add_method(*add_command(commands, "train", run_train, about, EPILOG, description=ABOUT))
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -122,7 +108,8 @@ def named(args: argparse.Namespace) -> set[str]:
 
 def train_main(argv: Sequence[str] | None = None) -> int:
     """`train_vllm.py`, and `vf-eval alphazero-llm-trainer -s -- ...`."""
-    parser = Parser(prog="train_vllm.py", description=ABOUT, epilog=EPILOG)
+    about = read_flags()["about"]["train"]
+    parser = Parser(prog="train_vllm.py", description=about["description"], epilog=about["epilog"])
     add_method(parser, add_flags(parser, "train"))
     parser.set_defaults(run=run_train)
     return run_command(parser, argv)

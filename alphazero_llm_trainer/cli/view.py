@@ -13,18 +13,7 @@ from ..errors import ConfigError, DataError
 from ..report.trees import TreeReader, chosen_records, records_of, title_of
 from ..tree.journal import JOURNAL, journal_of
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
-from .base import add_command, check_least, check_out
-
-EPILOG = f"""\
-RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that
-`search --json` wrote. The page needs no network and no other file. A run folder has one page,
-trees.html: `train` writes it, and `view` writes it anew. A journal of many questions gives a list
-of them ({MOST_ROWS:,} at most) with the trees of --trees questions (12 MB at most): mixed
-outcomes first, then wrong ones. --question gives the others."""
-
-
-def add_view(commands: Any) -> None:
-    add_command(commands, "view", run_view, "search trees as one HTML page", EPILOG)
+from .base import check_least, check_out
 
 
 def run_view(args: argparse.Namespace) -> int:

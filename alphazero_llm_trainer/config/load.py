@@ -18,10 +18,11 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from ..errors import ConfigError, nearest
 from ..files import flat
+from .refusals import name_value, refuse_conflicts, split_condition
 from .sections import (
     SEARCHES,
     EngineConfig,
@@ -66,26 +67,26 @@ class Config(Section):
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
+    # the dotted keys to which a user gave another value than the recipe, or the student, has
+    _own: frozenset[str] = PrivateAttr(frozenset())
+
     @property
-    def plain(self) -> Config:
-        """What it is without the user's own keys, where `load_config` made it; else the same. No
-        field: configurations of the same values are equal.
-        """
-        return self.__dict__.get("_plain", self)
+    def own(self) -> frozenset[str]:
+        """The keys that are the user's own, where `load_config` made it; else none."""
+        return self._own
 
     @property
     def answer_budget(self) -> int:
         """Tokens a question where no budget is named: of four usual answers of the student."""
-        return 4 * self.plain.search.verify.reserve
+        return 4 * limits_of(self)["reserve"]
 
     def refuse(self, unread: Mapping[str, str]) -> None:
-        """Raise ConfigError where a user gave one of these dotted keys another value than its
-        recipe, or its student, has; the text says why nothing would read it, and the fix.
+        """Raise ConfigError where one of these dotted keys is the user's own; the text says why
+        nothing would read it, and the fix.
         """
         for key, why in unread.items():
-            read = attrgetter(key)
-            if read(self) != read(self.plain):
-                raise ConfigError(f"{key} is {shown(read(self))}, {why}")
+            if key in self.own:
+                raise ConfigError(f"{key} is {shown(attrgetter(key)(self))}, {why}")
 
 
 def parts_of(key: str) -> list[str]:
@@ -194,8 +195,9 @@ def load_config(
         merged = merge(merged, layer)
     config = validate(merged)
     # Of the same student: what is null is as its entry says.
-    config.__dict__["_plain"] = validate(
-        plain | {name: merged[name] for name in ("student", "models")}
+    usual = validate(plain | {name: merged[name] for name in ("student", "models")})
+    config._own = frozenset(
+        key for key, _ in keys_of(Config) if attrgetter(key)(config) != attrgetter(key)(usual)
     )
     check_read(config)
     return config
@@ -227,7 +229,7 @@ def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[
 
 def check_read(config: Config, **facts: str) -> None:
     """Raise ConfigError where a key is the user's own and nothing reads it, by what its field says
-    (`sections.Read`). `facts` are of the command; without any, only the keys of engine and search are
+    (`sections.Read`). `facts` are of the command; without any, only those of engine and search are
     asked for that read each other.
     """
     unread = dict[str, str]()
@@ -247,16 +249,16 @@ def other_reader(config: Config, facts: Mapping[str, str], condition: str) -> st
     """
     said = []
     for each in condition.split("|"):
-        key, differs, values = re.split("(!?=)", each)
+        key, equals, values = split_condition(each)
         if key not in facts and (not facts or "." not in key) and not key.startswith(READ_BY_ALL):
             return None
         value = facts[key] if key in facts else attrgetter(key)(config)
-        name = "null" if value is None else str(value)
-        if (name in values.split(",")) == (differs == "="):
+        name = name_value(value)
+        if (name in values) == equals:
             return None
         who = f"`{facts['command']}` doesn't read it" if key in facts else "nothing reads it"
         where = "" if key == "command" else f" where {key} is {name}"
-        said.append(f"{who}{where} ({each} does)" if differs == "=" else f"{who}{where}")
+        said.append(f"{who}{where} ({each} does)" if equals else f"{who}{where}")
     return f"and {' and '.join(said)}"
 
 
@@ -308,14 +310,6 @@ def validate(raw: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     config = with_source(with_backend(with_tier(with_limits(config, raw.get("search", {})))))
-    rewards = config.rewards
-    if not (
-        rewards.hre_weight or (rewards.use_student_model and rewards.pre_weight) or rewards.own
-    ):
-        raise ConfigError(
-            "rewards.hre_weight is 0, and rewards.pre_weight is 0 or rewards.use_student_model "
-            "false: give one a weight"
-        )
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [
         (f"teacher_tiers.{name}.base_url", tier.base_url or "")
@@ -327,35 +321,33 @@ def validate(raw: Mapping[str, Any]) -> Config:
                 f"{field} has a name or password in it: "
                 "put the key into the variable that key_variable names"
             )
-    if config.engine.dtype == "bfloat16" and config.engine.native == "off":
-        raise ConfigError(
-            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in "
-            "bfloat16; set one to auto"
-        )
-    search = config.search
-    if search.mode == "step" and search.rollout in ("greedy", "beam"):
-        raise ConfigError(
-            f"search.rollout is {search.rollout} and search.mode is step: "
-            "steps are rolled out by sample or none"
-        )
+    refuse_conflicts(config, "configuration")
     return config
 
 
 THINKING_STEP = 10  # tokens of a short step of thinking
 
 
-def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
-    """`config` with the limits, steps and temperature of a response that the student's entry has,
-    where `asked`, the section `search` as it was written, gives null.
-    """
+def limits_of(config: Config) -> dict[str, Any]:
+    """The limits, steps and temperature of a response that the student's entry has."""
     entry = config.models[resolve_name(config)]
     thinking = entry.thinking_tokens if entry.thinking == "on" else 0
-    own = {key: getattr(entry, key) for key in SearchConfig.of_student}
+    own = {key: getattr(entry, key) for key in (*SearchConfig.of_student, "reserve")}
     own["max_tokens"] += thinking
     own["max_depth"] += thinking // THINKING_STEP
+    own["reserve"] += thinking
+    return own
+
+
+def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
+    """`config` with `limits_of` it, where `asked`, the section `search` as it was written, gives
+    null.
+    """
+    own = limits_of(config)
+    verify = {"reserve": own.pop("reserve")}
     update: dict[str, Any] = {key: value for key, value in own.items() if asked.get(key) is None}
     if asked.get("verify", {}).get("reserve") is None:
-        update["verify"] = {"reserve": entry.reserve + thinking}
+        update["verify"] = verify
     return config.changed(search=update)
 
 

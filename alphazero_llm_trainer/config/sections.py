@@ -282,9 +282,6 @@ class VerifyConfig(Section):
     reserve: Annotated[NonNegative, BY_ANSWERS] = 40
     # draw a step again that was drawn after the same prefix
     repeat: bool = False
-    # let a step lead to a state that as few steps reached before, where the source knows
-    # states; not in whole responses
-    revisit: bool = False
 
 
 class SearchConfig(Section):
@@ -350,9 +347,7 @@ class SearchConfig(Section):
     width: Annotated[Positive, BY_TREES] = 1
     # line | sentence | thought (a line's end, but not in a formula or code): where a
     # reasoning step ends; null: as models.yaml says for the student
-    step: StepRule = (
-        "line"  # these three are the embedded student's: a configuration has its own student's
-    )
+    step: StepRule = "line"
     # steps; null: as models.yaml says for the student
     max_depth: Positive = 12
     # tokens of one response; null: as models.yaml says for the student
@@ -382,6 +377,11 @@ class SearchConfig(Section):
         verifier (`judged`).
         """
         return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
+
+    @property
+    def weight(self) -> float:
+        """`rollout_weight`, or 1 where nothing says it."""
+        return 1.0 if self.rollout_weight is None else self.rollout_weight
 
     @property
     def votes(self) -> str:
@@ -521,8 +521,8 @@ class StudentModel(Section):
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model
     without CUDA. `attn_implementation` is `from_pretrained`'s. `max_tokens`, `max_depth`, `step`,
     `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape`
-    is a student's from scratch, `download_gb` what the hub has. `system_prompt` takes the place of every source's; `prompts`
-    are those that it was trained with, by source.
+    is a student's from scratch, `download_gb` what the hub has. `system_prompt` takes the place of
+    every source's; `prompts` are those that it was trained with, by source.
     """
 
     path: str

@@ -108,10 +108,9 @@ class CriticConfig(Section):
     read = Read("command=value,prm")
     # fresh training questions that are searched where no data is given
     questions: Annotated[int, Field(ge=10), Read("command=value,prm", SEARCHES)] = 2000
-    # least difference of two sibling steps' mean outcomes that makes them a pair
+    # least difference of two sibling steps' mean outcomes, of three responses each, that
+    # makes them a pair
     margin: Annotated[float, Field(gt=0, le=1)] = 0.5
-    # responses behind both steps of a pair, and behind a step that is called wrong
-    least_outcomes: Positive = 3
     # rlhflow | qwen-prm: how a public PRM's folder (one without critic.json) is read
     format: Annotated[
         Literal["rlhflow", "qwen-prm"] | None, Read("train.credit=process|command=eval,serve")
@@ -221,8 +220,6 @@ class TrainConfig(Section):
     teacher_rows: Annotated[bool, BY_LEARNERS] = False
     # ppo; 1: no bootstrapping
     gae_lambda: Share = 1.0
-    # ppo: first rounds that train the critic and replay demonstrations alone
-    critic_rounds: NonNegative = 2
     # sft, value, prm: updates; sft 4000 from scratch (pancake 800); null:
     # train.optimizer.epochs passes over the demonstrations, questions or pairs
     sft_steps: Annotated[Positive | None, Read("command=sft,value,prm")] = None

@@ -16,6 +16,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ..config.refusals import refuse_conflicts
 from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
 from .argv import ID_FLAG, OUR_ID, is_our_id, names_us
 
@@ -263,13 +264,8 @@ def fill(config: EvalConfig) -> None:
             )
         return
     harness = env.agent.harness
-    if isinstance(harness, AlphaZeroHarnessConfig) and harness.search == "none":
-        for name in ("simulations", "samples"):
-            if getattr(harness, name) is not None:
-                raise ConfigError(
-                    f"--env.agent.harness.{name} is of a search, "
-                    "and there is none: add --env.agent.harness.search mcts"
-                )
+    if isinstance(harness, AlphaZeroHarnessConfig):
+        refuse_conflicts((), "harness", harness=harness)
     if env.agent.client is None:
         fill_model(config, env.agent.model is not None)
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL

@@ -298,13 +298,10 @@ class Attempt:
         return chain.judged is None or chain.judged.rejects(self.verify.reject_below, last)
 
     def enters(self, chain: Chain) -> bool:
-        """Whether the last step of `chain` leads to a state that as few steps never reached before,
-        or may lead to one that they did (`search.verify.revisit`).
+        """Whether the last step of `chain` leads to a state that as few steps never reached
+        before.
         """
-        if chain.judged is None:
-            return True
-        new = self.judge.enter(chain.judged, len(chain.steps))
-        return new or self.verify.revisit
+        return chain.judged is None or self.judge.enter(chain.judged, len(chain.steps))
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""

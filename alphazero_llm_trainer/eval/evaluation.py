@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.load import Config, explain
+from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..live import Progress, run_until
-from ..mcts.driver import check_settings
 from ..mcts.waiting import together
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
@@ -162,17 +162,16 @@ class Evaluation(BaseModel):
         stop: Callable[[], bool],
     ) -> dict[str, Any]:
         """`run` without the student's own value."""
-        if config.search.value is not None:
-            raise ConfigError(
-                f"search.value is {config.search.value!r}, which guides no search of an evaluation:"
-                " name it with --value, as a verifier"
-            )
-        judged = self.guide is None and (self.judge != "none" or config.search.mode == "step")
+        steps = config.search.mode == "step"
+        refuse_conflicts(config, "evaluation")
+        judged = self.guide is None and (self.judge != "none" or steps)
         if judged:
             check_judged(self.judge, config)
-        check_settings(
-            config.search,
-            self.value is not None and (self.guide is not None or config.search.mode == "step"),
+        refuse_conflicts(
+            config,
+            "search",
+            valued=self.value is not None and (self.guide is not None or steps),
+            verified=False,
         )
         sources = {name: open_one_of(config, name) for name in self.source}
         check_reads(config.problems, list(sources.values()))

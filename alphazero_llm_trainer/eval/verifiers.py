@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..chat.judge import open_judge
 from ..config.load import Config
+from ..config.refusals import refuse_conflicts
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
 from ..policy.verifiers import RANKING, LogProbability, Product
@@ -76,11 +77,10 @@ def check_judged(name: str, config: Config) -> None:
     """Raise ConfigError for settings that a search under the verifier `name` doesn't read, and for
     a judge that is missing, doesn't answer, or is asked by nobody.
     """
-    judge = config.rewards.judge
-    if JUDGE in name.split("+"):
-        open_judge(judge, config.teachers, "--verifier").greet()
-    elif judge is not None and config.rewards.custom != JUDGE:
-        raise ConfigError("--judge-model is given and nobody asks it: add --verifier judge")
+    asked = JUDGE in name.split("+")
+    if asked:
+        open_judge(config.rewards.judge, config.teachers, "--verifier").greet()
+    refuse_conflicts(config, "judged searches", asked=asked)
     other = "" if name == "none" else "take --verifier none, "
     why = (
         f"and under --verifier {name} each step is judged as it is drawn, until the budget is "

@@ -5,16 +5,17 @@ training only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..chat.teachers import LEDGERS, build_teachers, build_terminal_checker, is_remote, open_remote
 from ..config.load import Config
+from ..config.refusals import refuse_conflicts
 from ..engine.protocol import Teacher, ValueFunction, Verifier
 from ..errors import ConfigError, RequestError, RewardError
-from ..mcts.driver import Search, check_settings
+from ..mcts.driver import Search
 from ..mcts.seeds import derive_seed
 from ..policy.proposals import policy_of
 from ..policy.verifiers import Product
@@ -73,7 +74,8 @@ class Collector(Earned):
             config, lambda: scripted_teacher(config), self.remote, student.opening
         )
         self.checker = build_terminal_checker(config, self.remote)
-        check_collecting(config, method, self.value is not None)
+        valued = self.value is not None
+        refuse_conflicts(config, "training searches", method=method, valued=valued)
         # A configuration that can't be searched with is refused now.
         self._build_driver(finished_earns_one, 1)
 
@@ -196,66 +198,6 @@ class Collector(Earned):
             grading=self.perplexity,
             reading=reading_of,
             **parts,
-        )
-
-
-def check_collecting(config: Config, method: Searches, valued: bool) -> None:
-    """Raise ConfigError for settings of training searches that contradict each other. `valued`:
-    there is a value network.
-    """
-    train, mode = config.train, config.search.mode
-    teachers = {
-        "teachers.tier": config.teachers.tier != "none",
-        "teachers.terminal_checker": config.teachers.terminal_checker,
-    }
-    judges = {**teachers, "search.value": valued}
-
-    def refuse(settings: Mapping[str, bool], why: str) -> None:
-        for name, used in settings.items():
-            if used:
-                raise ConfigError(f"{name} is set and {why}")
-
-    check_guided(config, method)
-    if method.ruled and train.groups == "verified":
-        graded = {
-            "rewards.custom": config.rewards.own,
-            "rewards.hre_weight=0": config.rewards.hre_weight == 0,
-        }
-        refuse(
-            {**judges, "search.mode=token": mode == "token", **graded},
-            f"train.method is {train.method}, which learns from right responses that a rule "
-            "judged: name another method, such as --use-grpo (train.method=grpo)",
-        )
-    if mode == "token":
-        refuse(teachers, "search.mode is token: it works on steps; use step or unset it")
-        if train.groups != "tree":
-            raise ConfigError(
-                f"train.groups is {train.groups} and search.mode is token: set train.groups=tree"
-            )
-    if train.groups == "verified":
-        refuse(judges, "train.groups is verified: the source's rule alone judges there; unset one")
-    if train.reward == "hre" and config.rewards.hre_weight == 0:
-        raise ConfigError(
-            "train.reward is hre and rewards.hre_weight is 0: "
-            "unset train.reward, or set it to combined"
-        )
-    check_settings(config.search, valued)
-
-
-def check_guided(config: Config, method: Searches) -> None:
-    """Raise ConfigError for settings that AlphaZero's loop can't have."""
-    train, engine = config.train, config.engine
-    if not method.guided:
-        return
-    if train.groups != "verified":
-        raise ConfigError(
-            f"train.groups is {train.groups} and train.method is {train.method}, whose trees are "
-            "searched under the source's rule: set train.groups=verified"
-        )
-    if engine.backend != "inprocess":
-        raise ConfigError(
-            f"engine.backend is {engine.backend} and train.method is {train.method}, whose value "
-            "reads the student's own states: set engine.backend=inprocess"
         )
 
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..config.load import Config
+from ..config.refusals import refuse_conflicts
 from ..config.sections import LoraConfig, StudentModel
 from ..config.train import LARGE, OptimizerConfig, Rates
-from ..errors import ConfigError
 from ..files import write_json
 from ..policy.adapters import (
     BASE,
@@ -151,23 +151,7 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
     """Raise ConfigError where all weights are to be trained ("full") of a model that hasn't them:
     4-bit, or under LoRA.
     """
-    if adapter != "full":
-        return
-    if spec.quantization != "none":
-        raise ConfigError(
-            f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use "
-            "'lora'"
-        )
-    if spec.dtype == "float16":
-        raise ConfigError(
-            "train.adapter is 'full' but the student's dtype is float16, "
-            "in which updates are lost: use 'lora'"
-        )
-    if layers(model):
-        raise ConfigError(
-            "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or "
-            "start from the folder that `merge` makes of it"
-        )
+    refuse_conflicts((), "full training", adapter=adapter, spec=spec, layered=bool(layers(model)))
 
 
 def checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:

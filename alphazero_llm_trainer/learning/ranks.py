@@ -27,8 +27,9 @@ from torch import distributed
 
 from ..chat.teachers import is_remote
 from ..config.load import Config, resolve_name
+from ..config.refusals import refuse_conflicts
 from ..config.sections import StudentModel
-from ..errors import AlphaZeroError, ConfigError, EngineError
+from ..errors import AlphaZeroError, EngineError
 from .methods.base import Method
 from .size import rank_and_size
 
@@ -136,65 +137,19 @@ def open_ranks(config: Config, method: Method) -> Ranks:
 
 def check_ranks(config: Config, method: Method, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
-    train, backend, batch = config.train, config.engine.backend, config.train.optimizer.batch_size
-    if size > 1:
-        refuse(
-            batch % size,
-            f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple "
-            f"of {size}, or start a number of processes that divides it",
-        )
-        refuse(
-            method.alone,
-            f"train.method is {train.method}, which trains in one process: start 1 and not {size}",
-        )
-        refuse(
-            backend != "inprocess",
-            f"engine.backend is {backend}, which one process uses: set it to inprocess, or start 1",
-        )
-        refuse(
-            is_remote(config),
-            f"teachers are remote and {size} processes would keep {size} budgets: set "
-            "teachers.tier=none, or start 1 process",
-        )
+    rest, remote = config.train.optimizer.batch_size % size, is_remote(config)
+    refuse_conflicts(config, "processes", method=method, size=size, rest=rest, remote=remote)
     if uses_fsdp():
         os.environ.update(FSDP)
         check_unpacked(config, config.models[resolve_name(config)])
-        refuse(
-            size == 1,
-            "FSDP cuts weights up between processes and there is one: "
-            "start 2 or more, or launch without it",
-        )
-        refuse(
-            train.optimizer.name == "adamw_8bit",
-            "train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw",
-        )
-        refuse(
-            not method.sharded,
-            f"train.method is {train.method}, whose value isn't sharded: launch without FSDP",
-        )
-        # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is
-        # one of all ranks.
-        refuse(
-            "pack" in method.reads and train.pack == "on",
-            "train.pack is on and FSDP wants as many forwards of all processes: set it to auto",
-        )
-
-
-def refuse(holds: Any, reason: str) -> None:
-    """Raise ConfigError with the reason where it holds."""
-    if holds:
-        raise ConfigError(reason)
+        refuse_conflicts(config, "FSDP", method=method, size=size)
 
 
 def check_unpacked(config: Config, spec: StudentModel) -> None:
     """Raise ConfigError for a student in 4 bits; the folder of an adapter may say so of its
     base.
     """
-    if spec.quantization != "none":
-        raise ConfigError(
-            f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed "
-            "weights FSDP was not tried with: set it to none, or launch with DDP"
-        )
+    refuse_conflicts(config, "FSDP student", name=resolve_name(config), spec=spec)
 
 
 # -- FSDP ------------------------------------------------------------------------------------------

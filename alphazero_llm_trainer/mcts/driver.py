@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.sections import SearchConfig
+from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError, RequestError
 from ..tree.arena import Tree
 from ..types import Cost, Problem
@@ -76,17 +76,15 @@ class Search(Parts):
                 f"search.select is {name}, which needs a verifier: name one (eval --verifier, "
                 "train.groups=verified), or take ucb1, puct or gumbel"
             )
-        if verifier is not None and settings.mode == "token":
-            raise ConfigError(
-                "search.mode is token and a verifier is given: "
-                "it judges steps; use search.mode=step"
-            )
         self.expansion = EXPANSIONS[settings.mode if verifier is None else "verified"]
         guided = verifier is not None and verifier.guides
         self.guided = guided or self.value is not None
         # An open node's next step is all that best-first searches ask for, by the policy alone too.
         single = guided or (verifier is not None and self.selector.open is None)
-        check_settings(settings, self.value is not None or single)
+        valued = self.value is not None or single
+        refuse_conflicts(
+            (), "search", search=settings, valued=valued, verified=verifier is not None
+        )
         if settings.rollout is None:
             self.settings = settings.changed(rollout="none" if single else "sample")
         largest = settings.backup == "max"
@@ -181,13 +179,3 @@ class Search(Parts):
                 scale=self.exploration,
             )
         return Mcts(tree, rule, settings.simulations)
-
-
-def check_settings(settings: SearchConfig, valued: bool) -> None:
-    """Raise ConfigError for settings that need a value network where none is there."""
-    weight = 1.0 if settings.rollout_weight is None else settings.rollout_weight
-    if not valued and (settings.rollout == "none" or weight < 1):
-        raise ConfigError(
-            f"search.rollout is {settings.rollout} and search.rollout_weight is {weight:g}, which"
-            " needs a value network: set search.value to a folder that `value` wrote"
-        )

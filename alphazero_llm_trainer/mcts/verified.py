@@ -37,9 +37,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
 
     Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
     a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
-    A step into a state that the tree has reached by no more steps is rejected too, see
-    `search.verify.revisit`.
-    A step that was not checked has no score.
+    A step into a state that the tree has reached by no more steps is rejected too. A step that was not checked has no score.
     """
 
     choice = draws = 1
@@ -107,10 +105,9 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         """Whether the last of so many steps is rejected: it is wrong, or leads to a state that as
         few steps reached before.
         """
-        verify = self.settings.verify
-        if judged.rejects(verify.reject_below, last=True):
+        if judged.rejects(self.settings.verify.reject_below, last=True):
             return True
-        return not (self.judge.enter(judged, steps) or verify.revisit)
+        return not self.judge.enter(judged, steps)
 
     async def __call__(self, leaf: Leaf, left: int | None) -> LeafEvaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""

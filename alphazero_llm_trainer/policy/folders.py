@@ -360,10 +360,7 @@ def with_chosen(config: Config, value: Path) -> tuple[Config, Path | None, str]:
 
 def sets_search(config: Config) -> bool:
     """Whether the user said how to search, so that nothing else does."""
-    read = config.search, config.plain.search
-    return any(
-        getattr(read[0], key) != getattr(read[1], key) for key in (*CHOOSES, "mode", "rollout")
-    )
+    return any(f"search.{key}" in config.own for key in (*CHOOSES, "mode", "rollout"))
 
 
 def with_discount(config: Config, value: Path) -> Config:

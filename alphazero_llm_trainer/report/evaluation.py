@@ -154,16 +154,16 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     if judge is not None:
         lines.append(
             f"{benchmark}: judge and gold agree on {Interval(*judge['agreement'])} of "
-            f"{judge['judged']:,} greedy answers, of which {judge['right']:,} are right and the judge "
-            f"calls {judge['called_right']:,} right"
+            f"{judge['judged']:,} greedy answers, of which {judge['right']:,} are right and the "
+            f"judge calls {judge['called_right']:,} right"
         )
     sampled = [row for row in results["at_k"] if row["benchmark"] == benchmark]
     refused = dict(chain(*(row.get("refusals", {}).items() for row in rows + sampled)))
     if refused:
         shown = "; ".join(f"{key} ({why})" for key, why in [*refused.items()][:REFUSALS])
         lines.append(
-            f"{benchmark}: {len(refused):,} of {problems:,} questions are refused, and count as not "
-            f"right: {shown}"
+            f"{benchmark}: {len(refused):,} of {problems:,} questions are refused, and count as "
+            f"not right: {shown}"
         )
     if too_long:
         lines.append(

@@ -1,4 +1,6 @@
-"""Several runs beside each other: a table, curves over tokens, and two settings' gain over seeds."""
+"""Several runs beside each other: a table, curves over tokens, and the gain of a setting over
+another over seeds.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ class FinishedRun:
 
     @property
     def results(self) -> list[Any]:
-        """What became of each held-out problem: right or wrong, or the user's own reward (None where
-        it failed).
+        """What became of each held-out problem: right or wrong, or the user's own reward (None
+        where it failed).
         """
         key = "rewards" if measures(self.card)[0] == "reward" else "correct"
         return self.card["after"][key]
@@ -177,8 +179,8 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     for run, other in zip(runs, problems, strict=True):
         if other != problems[0]:
             raise DataError(
-                f"{run.folder} was measured on other held-out problems than {runs[0].folder}, or by "
-                "another measure: compare runs with one source, eval size and reward"
+                f"{run.folder} was measured on other held-out problems than {runs[0].folder}, or "
+                "by another measure: compare runs with one source, eval size and reward"
             )
     for side in sides:
         if len({run.card["seed"] for run in side}) < len(side):

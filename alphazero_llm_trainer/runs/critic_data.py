@@ -26,6 +26,8 @@ from .preferences import Preference, has_preferences, read_preferences
 
 Ids = tuple[int, ...]
 
+LEAST_OUTCOMES = 3  # responses behind both steps of a pair, and behind a step that is called wrong
+
 
 # -- journals -> questions -------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ def example_of(
             example.add(
                 state.token_ids, State(state.target, state.weight, state.square, logprob, final)
             )
-        for pair in step_preferences(tree, settings.margin, settings.least_outcomes):
+        for pair in step_preferences(tree, settings.margin, LEAST_OUTCOMES):
             example.prefer(
                 pair.prefix_ids + pair.chosen_ids, pair.prefix_ids + pair.rejected_ids, pair.margin
             )
@@ -172,22 +174,22 @@ def example_of(
             # As sure as a step after which all responses failed.
             for ids, target in ((better, 1.0), (worse, 0.0)):
                 final = ids[-1] == student.engine.eos_id
-                example.add(ids, State(target, settings.least_outcomes, target, final=final))
+                example.add(ids, State(target, LEAST_OUTCOMES, target, final=final))
             example.prefer(better, worse, 1.0)
     return example
 
 
-def with_step_labels(example: Example, least: int) -> Example:
+def with_step_labels(example: Example) -> Example:
     """The example with its steps as states: 1 where any response after a step was right (Wang et
-    al. 2023, "Math-Shepherd"), 0 where `least` responses or more all failed, else unknown (weight
-    0). Outcomes between wrong and right stay as they are, a mean.
+    al. 2023, "Math-Shepherd"), 0 where LEAST_OUTCOMES responses or more all failed, else unknown
+    (weight 0). Outcomes between wrong and right stay as they are, a mean.
     """
     example.states.pop((), None)  # the prompt is no step
     for state in example.states.values():
         alive = state.target > 0
         if state.square == state.target:  # each outcome is 0 or 1
             state.target = state.square = float(alive)
-        state.weight = float(alive or state.weight >= least)
+        state.weight = float(alive or state.weight >= LEAST_OUTCOMES)
     return example
 
 

@@ -1,8 +1,9 @@
 """Training a value network or a PRM: on some questions, stopped and calibrated on others, reported
 on the rest.
 
-Both are a `CriticNetwork` trained by `fit`. They differ in the loss: a value's is the binary cross-entropy
-of the mean outcome below each token, a PRM's Bradley-Terry on pairs of steps after one prefix.
+Both are a `CriticNetwork` trained by `fit`. They differ in the loss: a value's is the binary
+cross-entropy of the mean outcome below each token, a PRM's Bradley-Terry on pairs of steps after
+one prefix.
 """
 
 from __future__ import annotations
@@ -311,7 +312,7 @@ def examples_of(
     """
     examples = [example_of(question, student, settings) for question in part]
     if kind == "prm":
-        examples = [with_step_labels(example, settings.least_outcomes) for example in examples]
+        examples = [with_step_labels(example) for example in examples]
     return examples
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import load_config
+from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..files import read_object
 from ..grading.answers import extract, normalize
@@ -192,11 +193,7 @@ def earned_in(data: Path) -> Earned:
         stored = read_object(manifest)["config"]
         layers = [{name: stored[name] for name in ("rewards", "train")}]
     config = run.config() if run.card.is_file() else load_config(None, layers, "sample.yaml")
-    if config.train.process:
-        raise ConfigError(
-            f"train.credit of {data} is process, and its journal has no scores of steps: "
-            "name another --kind, or a folder of other credit"
-        )
+    refuse_conflicts(config, "rollouts", data=data)
     return Earned(config, GRPO)
 
 

@@ -6,6 +6,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,12 @@ from ..files import (
     write_whole,
 )
 
+# Keys of before, and the only value with which a run goes on.
+GONE = {
+    ("train", "critic_rounds"): 2,
+    ("train", "critic", "least_outcomes"): 3,
+    ("search", "verify", "revisit"): False,
+}
 MANIFEST = "alphazero.json"  # a checkpoint's last file: a folder without it was never finished
 
 
@@ -50,6 +58,10 @@ class RunFolder(Folder):
                     del entry["use_liger_kernel"]
                 for name in ("vocabulary", "tied", "plain", "download_gb"):  # of a forecast
                     (entry.get("shape") or {}).pop(name, None)
+            for (*sections, name), usual in GONE.items():
+                section = reduce(getitem, sections, config)
+                if section.get(name) == usual:
+                    del section[name]
         except (AttributeError, KeyError, TypeError):
             pass  # what is wrong with it is said below
         return validate(config)

@@ -34,8 +34,8 @@ from ..policy.weights import load_tensors, load_weights, stored_dtypes
 
 TOKENS = 9  # of the check
 # Nats, in the mean over the vocabulary, that a right sum may be off. In 16 bits it is rounded once
-# more than a weight and its adapter are: after long training by half of what the adapter changes, so
-# that there the check sees an adapter that is missing, not one at half its scale.
+# more than a weight and its adapter are: after long training by half of what the adapter changes,
+# so that there the check sees an adapter that is missing, not one at half its scale.
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 SHARE, MOST = 0.75, 0.5  # of that change, up to so many nats: allowed in 16 bits, too
 REFUSALS = (

@@ -81,8 +81,8 @@ def teachers(config: Config) -> dict[str, Any] | str:
 
 
 def student_facts(config: Config) -> dict[str, Any]:
-    """The student's name, where its weights come from, the bytes of their files (0 where they aren't
-    here), in what numbers they are, which are trained, and what it is told first.
+    """The student's name, where its weights come from, the bytes of their files (0 where they
+    aren't here), in what numbers they are, which are trained, and what it is told first.
     """
     name = resolve_name(config)
     spec = config.models[name]

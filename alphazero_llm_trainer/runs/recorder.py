@@ -86,9 +86,8 @@ class Recorder:
         self.tracking = Tracking(track, folder.path, self.config.model_dump(mode="json"))
         self.journal: Journal | None = None
         self.card: dict[str, Any] = {}
-        self.best: tuple[float, int] | None = (
-            None  # the best validation score, and after how many rounds
-        )
+        # The best validation score, and after how many rounds.
+        self.best: tuple[float, int] | None = None
         self.ends: Counter[str] = Counter()
         self.train_seconds, self.sampled = 0.0, 0  # tokens, of the rounds before this process
         # The process, and what is counted as training next.

@@ -20,6 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
+from ..config.refusals import refuse_conflicts
 from ..config.sections import ModelShape
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError
@@ -171,15 +172,8 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
     device: Any = "cuda" if torch.cuda.is_available() else "cpu"
     name = "embedded" if config.student == "auto" else config.student
     spec = config.models[name]
-    if spec.shape is None:
-        raise ConfigError(
-            f"models.{name} has no shape, which a student from scratch needs: give it one"
-        )
-    if spec.attn_implementation is not None:
-        raise ConfigError(
-            f"models.{name}.attn_implementation is of a student that is loaded, and this one is "
-            "made from scratch: leave it out"
-        )
+    refuse_conflicts((), "scratch", name=name, spec=spec)
+    assert spec.shape is not None
     model = new_student(tokenizer, config.seed, spec.shape).to(device)
     return make_student(name, model, tokenizer, spec, config, Opening())
 
@@ -234,8 +228,8 @@ def check_known(tasks: Iterable[Task], student: Student) -> None:
             words = re.finditer(r"\S+\s*", text)
             word = next(word[0] for word in words if unknown in student.encode(text[: word.end()]))
             raise DataError(
-                f"source {task.problem.source}: {task.problem.id!r} has {word.strip()[:WORD]!r}, which the "
-                f"vocabulary of student {student.title} lacks: add it to the source's "
+                f"source {task.problem.source}: {task.problem.id!r} has {word.strip()[:WORD]!r}, "
+                f"which the vocabulary of student {student.title} lacks: add it to the source's "
                 "vocabulary_texts, or take a student that knows it"
             )
 

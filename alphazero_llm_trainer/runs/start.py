@@ -14,9 +14,10 @@ from typing import Any
 
 from ..chat.teachers import checker_model, is_remote, open_remote
 from ..config.load import Config, check_read, load_training, resolve_name, user_layers, vllm_here
+from ..config.refusals import refuse_conflicts
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from ..learning.collector import check_collecting, scripted_teacher
+from ..learning.collector import scripted_teacher
 from ..learning.earned import measures_perplexity
 from ..learning.methods.registry import METHODS, method_of
 from ..learning.prepared import Prepared
@@ -76,18 +77,15 @@ def prepare(config: Config) -> Prepared:
 
 
 def check_searches(config: Config) -> None:
-    """`learning.collector.check_collecting` for the configured method and value network."""
-    check_collecting(config, method_of(config.train.method), config.search.value is not None)
+    """Raise ConfigError for settings of training searches that contradict each other."""
+    method, valued = method_of(config.train.method), config.search.value is not None
+    refuse_conflicts(config, "training searches", method=method, valued=valued)
 
 
 def check_run(config: Config) -> None:
     """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
     train = config.train
-    if config.rewards.judge is not None and config.rewards.custom != JUDGE:
-        raise ConfigError(
-            "rewards.judge is set, and no judge takes part: add --reward judge, or leave "
-            "--judge-url, --judge-model and --rubric out"
-        )
+    refuse_conflicts(config, "train")
     open_reward(config.rewards, config.teachers)
     check_searches(config)
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
@@ -96,7 +94,9 @@ def check_run(config: Config) -> None:
     if config.teachers.terminal_checker:
         checker_model(config)
     check_method(config)
-    method_of(train.method).check(config)
+    method = method_of(train.method)
+    refuse_conflicts(config, f"method {method.name}")
+    method.check(config)
     for key, kind, folder in (
         ("train.prm", "prm", train.prm),
         ("search.value", "value", config.search.value),

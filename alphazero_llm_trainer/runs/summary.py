@@ -47,8 +47,8 @@ class Summary:
     seconds: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> str:
-        """Add a journal record. Returns a line on it. Raises RequestError where a server has refused
-        the first questions.
+        """Add a journal record. Returns a line on it. Raises RequestError where a server has
+        refused the first questions.
         """
         self.cost.add(Cost(**record["cost"]))
         if record["ended_by"].startswith((FAILED, FAILED_REWARD)):

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ..answering.students import answering_student
 from ..config.load import Config
+from ..config.refusals import refuse_conflicts
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
 from ..learning.collector import Collector
@@ -96,11 +97,7 @@ class Worker:
         if said is not None:
             log.warning(said)
         perplexity = None
-        if config.engine.backend == "openai" and config.rewards.use_student_model:
-            raise ConfigError(
-                "rewards.use_student_model is true and the model is behind --base-url, which tells "
-                "no perplexity: set it to false"
-            )
+        refuse_conflicts(config, "worker")
         if config.rewards.use_student_model and config.rewards.pre_weight > 0:
             from ..policy.student import frozen_student
 

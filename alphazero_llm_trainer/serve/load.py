@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ..answering.students import answering_student
 from ..config.load import Config, check_read
-from ..errors import ConfigError
+from ..config.refusals import refuse_conflicts
 from ..eval.verifiers import check_judged, load_verifier, named_verifier
-from ..mcts.driver import check_settings
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
@@ -37,11 +36,7 @@ def load_models(
     """
     check_read(config, command="serve", searches="yes")
     remote = config.engine.backend == "openai"
-    if remote and (prm or value):
-        raise ConfigError(
-            "--prm and --value read the student's own tokens, "
-            "and the model is behind --base-url: leave them out"
-        )
+    refuse_conflicts(config, "serving", network=prm or value)
     if not (remote or verifier or prm or value or config.search.value):
         config, value = carried_value(config, path)
         if value is not None:
@@ -54,7 +49,8 @@ def load_models(
         check_judged(named, config)
     models = Models("student", search or (MCTS if remote else SAMPLE), judged)
     guide = value or config.search.value
-    check_settings(config.search, value is not None or (guide is not None and not judged))
+    valued = value is not None or (guide is not None and not judged)
+    refuse_conflicts(config, "search", valued=valued, verified=False)
     if guide is not None:
         config = with_discount(config, Path(guide))
     config = with_context(config)

@@ -16,8 +16,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.tree.arena import ROOT
 
 LEARNT = """
-    --model embedded --set train.optimizer.epochs=1 --set train.critic.least_outcomes=2 --set
-    train.critic.margin=0.25
+    --model embedded --set train.optimizer.epochs=1 --set train.critic.margin=0.25
 """.split()
 QUICK = [*"-n 60 --set search.simulations=2 --set search.samples=6".split(), *LEARNT]
 

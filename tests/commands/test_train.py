@@ -381,7 +381,7 @@ def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, en
     "flags",
     [
         "--use-grpo --set train.credit=step --set train.groups=tree",
-        "--use-ppo --set train.adapter=lora --set train.critic_rounds=0",
+        "--use-ppo --set train.adapter=lora",
     ],
 )
 def test_variants_train(flags, tmp_path):

@@ -51,6 +51,7 @@ from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, loa
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.states import States
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.runs import critic_data
 from alphazero_llm_trainer.runs.critic_data import (
     Example,
     Question,
@@ -95,13 +96,19 @@ def a_student(seed=0, adapter="full", quantization="none"):
     return Numbers("tiny", model, tokenizer, tiny_engine(model), spec)
 
 
+@pytest.fixture(autouse=True)
+def pairs_of_two(monkeypatch):
+    """The trees here have eight responses: two behind a step make it one of a pair."""
+    monkeypatch.setattr(critic_data, "LEAST_OUTCOMES", 2)
+
+
 def settings(**critic):
     """A configuration for the tiny student; `critic` is `train.critic` and keys of the
     optimiser.
     """
     optimizer = SMALL | {key: critic.pop(key) for key in list(critic) if key in SMALL}
     train = {"optimizer": optimizer, "evaluate_every": critic.pop("evaluate_every", 10)}
-    train["critic"] = {"least_outcomes": 2} | critic
+    train["critic"] = critic
     engine = {"max_context": 64, "cache_tokens": 2000}
     return load_config(
         overrides=["student=embedded", {"train": train, "engine": engine}], recipe="critic.yaml"
@@ -366,7 +373,7 @@ def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path):
 def test_a_step_is_right_where_any_response_after_it_was():
     example = an_example({(): (0.5, 9.0), (1,): (0.2, 5.0), (2,): (0.0, 3.0), (3,): (0.0, 1.0)})
     example.add((4,), State(0.3, 2.0, 0.1))  # outcomes between wrong and right
-    labels = with_step_labels(example, 3).states
+    labels = with_step_labels(example).states
     assert {ids: (state.target, state.weight) for ids, state in labels.items()} == {
         (1,): (1.0, 1.0), (2,): (0.0, 1.0), (3,): (0.0, 0.0), (4,): (0.3, 1.0)
     }  # fmt: skip
@@ -513,8 +520,9 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_parts_without_a_pair_are_refused(tmp_path):
-    student, config = a_student(), settings(least_outcomes=50)
+def test_parts_without_a_pair_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(critic_data, "LEAST_OUTCOMES", 50)
+    student, config = a_student(), settings()
     with pytest.raises(DataError, match=r"train\.critic\.margin"):
         trained("prm", student, config, tmp_path)
 

@@ -91,7 +91,7 @@ def learner_of(model, objective, memory=WHOLE, batch=12, **more):
 def gradients(model, objective, rows, memory=WHOLE):
     """Of one update on all rows, the critic's among them."""
     learner, found = learner_of(model, objective, memory, len(rows)), {}
-    objective.begin(learner, rows, 1)
+    objective.begin(learner, rows, 2)
     plain = learner.clip
 
     def clip():
@@ -279,7 +279,7 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method, pack):
         (WHOLE, "off"),
         (MemoryOptions(micro_batch=5, checkpointing=True), pack),
     ):
-        student, config = student_of("train.kl_coefficient=0.05", "train.critic_rounds=0")
+        student, config = student_of("train.kl_coefficient=0.05")
         torch.manual_seed(0)
         rows, objective = rows_of(student), objective_of(method, student, config, packed)
         found.append(gradients(student.model, objective, rows, memory))
@@ -441,13 +441,13 @@ def test_a_critic_begins_at_a_half_and_its_extra_layer_is_an_identity_that_train
 
 
 def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs():
-    student, config = student_of("train.critic_rounds=1", "train.gae_lambda=0.9")
+    student, config = student_of("train.gae_lambda=0.9")
     rows, objective = rows_of(student, 6), objective_of("ppo", student, config)
     learner, raw = learner_of(student.model, objective, batch=6), []
     objective.begin(learner, rows, 0)
     *first, demonstration = objective.advantages(rows)  # at first the critic learns alone
     assert not any(map(any, first)) and demonstration == rows[5].advantages
-    objective.begin(learner, rows, 1)
+    objective.begin(learner, rows, 2)
     *found, demonstration = objective.advantages(rows)
     for row in rows[:5]:
         values, following, own = [*objective.estimates[row.index], 0.0], row.reward, []
@@ -464,9 +464,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs():
 
 
 def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
-    student, config = student_of(
-        "train.critic_rounds=0", "train.kl_coefficient=0.5", "train.gae_lambda=1.0"
-    )
+    student, config = student_of("train.kl_coefficient=0.5", "train.gae_lambda=1.0")
     # As if the policy that sampled had held each token likelier than the reference does, by 0.2
     # nats, and less likely in turn.
     rows, objective = rows_of(student, 6, shift=0.2), objective_of("ppo", student, config)
@@ -490,7 +488,7 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone():
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path):
     ends, folder = [], tmp_path / "checkpoint"
-    asked = "train.critic_rounds=0", "train.pack=off", f"train.adapter={adapter}"
+    asked = "train.pack=off", f"train.adapter={adapter}"
     for start in (0, 2):
         student, config = student_of(*asked)
         torch.manual_seed(0)

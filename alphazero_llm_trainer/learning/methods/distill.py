@@ -157,23 +157,7 @@ def named(config: Config) -> tuple[Config, Path | None]:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError where there is no teacher, or searches draw otherwise than the student."""
-    train, begins = config.train, f"train.method is {config.train.method}"
-    if train.teacher is None:
-        raise ConfigError(
-            f"{begins} and {KEY} is null: name a student's folder, a student of models.yaml, a hub "
-            "id or a vLLM server's address"
-        )
-    if config.search.mode == "token" or train.groups == "verified":
-        raise ConfigError(
-            f"{begins}, which learns from draws as the student makes them, search.mode is "
-            f"{config.search.mode} and train.groups {train.groups}: set step, and chain or tree"
-        )
-    if config.teachers.tier != "none":
-        raise ConfigError(
-            f"teachers.tier is {config.teachers.tier}, whose steps nothing learns from, and "
-            f"{begins}: leave it out"
-        )
+    """Raise ConfigError where the teacher is no model."""
     if not served(config):
         named(config)
 

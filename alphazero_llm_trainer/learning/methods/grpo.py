@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ...config.load import Config
 from ...config.train import Rates, TrainConfig
 from ...engine.protocol import Verifier
-from ...errors import ConfigError
 from ...policy.engine_tokens import EngineTokens
 from ...tree.arena import Tree
 from ...tree.extract import Trajectory, step_values
@@ -246,14 +245,6 @@ def by_row(
     return numbers
 
 
-def check_process(config: Config) -> None:
-    """Raise ConfigError where `train.credit: process` has no process reward model."""
-    if config.train.process and config.train.prm is None:
-        raise ConfigError(
-            "train.credit is process and train.prm is null: name a process reward model's folder"
-        )
-
-
 def load_process(student: Any, config: Config) -> Verifier | None:
     """The process reward model that `train.credit: process` scores steps with."""
     if not config.train.process:
@@ -285,6 +276,5 @@ GRPO = Method(
     about="GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
     "correctness alone: --config grpo_correctness",
     compares=True,
-    check=check_process,
     load=load_process,
 )

@@ -49,6 +49,10 @@ class RewardedRows(SampledRows):
         return rows
 
 
+# Rounds in which the critic learns what to expect: they train it alone, and replay demonstrations.
+CRITIC_ROUNDS = 2
+
+
 class Ppo(Grpo):
     """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the
     reward (Ouyang et al. 2022, equation 2). Replayed demonstrations keep their constant advantage
@@ -102,9 +106,7 @@ class Ppo(Grpo):
         if not len(every):
             return {}
         mean, std = every.mean().item(), every.std(correction=0).item()
-        # First the critic learns what to expect: its first rounds train it alone, and replay
-        # demonstrations.
-        waits = number < self.settings.critic_rounds
+        waits = number < CRITIC_ROUNDS
         for index, raw in self.white.items():
             self.white[index] = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
         return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, self.estimates)
@@ -155,7 +157,7 @@ PPO = Method(
     rows=RewardedRows,
     objective=objective,
     rates=Rates(3e-4, 3e-4, 1e-5),
-    reads=GRPO.reads - {"credit", "negative_weight"} | {"critic_rounds", "gae_lambda"},
+    reads=GRPO.reads - {"credit", "negative_weight"} | {"gae_lambda"},
     about="PPO on sampled chains, with a critic",
     alone=True,
     critics=1,

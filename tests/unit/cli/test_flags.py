@@ -81,7 +81,6 @@ def test_keys_that_the_method_reads_are_taken():
         "reward": "combined",
         "teacher_rows": True,
         "pack": "on",
-        "critic_rounds": 1,
         "teacher": "embedded",
         "rows_per_round": 9,
         "updates_per_round": 9,

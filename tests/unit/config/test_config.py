@@ -2,8 +2,10 @@
 mistake is a sentence.
 """
 
+import re
 import runpy
 import shutil
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -23,6 +25,7 @@ from alphazero_llm_trainer.config.load import (
     shipped,
     validate,
 )
+from alphazero_llm_trainer.config.refusals import read_refusals, split_condition
 from alphazero_llm_trainer.config.sections import (
     BudgetConfig,
     ModelShape,
@@ -106,6 +109,28 @@ def test_training_yaml_is_made_of_the_sections():
     assert config.models["small"].shape == ModelShape()
 
 
+SECTIONS = set(load_config().model_dump())
+
+
+def test_refusals_are_of_keys_that_there_are_and_are_asked_for():
+    """A condition or sentence with a key that is gone, or a place that nobody names, says so."""
+    config = load_config()
+    code = "".join(
+        file.read_text("utf-8") for file in (CHECKOUT / "alphazero_llm_trainer").rglob("*.py")
+    )
+    for place, refusals in read_refusals().items():
+        family = re.sub(r"^(method|command) .*", r'f"\1 ', place)
+        assert family in code if family != place else f'"{place}"' in code, place
+        for refusal in refusals:
+            conditions = [*refusal["where"], *refusal.get("each", {}).values()]
+            keys = {split_condition(each)[0] for all_of in conditions for each in all_of.split("|")}
+            keys |= set(re.findall(r"(?<!{){([\w.]+)", refusal["says"]))
+            for key in keys:
+                if key.partition(".")[0] in SECTIONS:
+                    attrgetter(key)(config)
+        assert all("{setting}" not in each["says"] or "each" in each for each in refusals)
+
+
 def test_a_value_guides_alone_unless_rollouts_or_a_rule_are_named():
     check(load_answering(guided=True), {"search.rollout": "none", "search.select": "puct"})
     named = {"search": {"rollout": "sample", "select": "ucb1"}}
@@ -150,7 +175,8 @@ def test_later_settings_win(tmp_path):
         "search.budget_tokens": None,
     }
     check(over, own | set_so)
-    assert validate(over.model_dump(mode="json")) == over  # as a run's card has it
+    card = over.model_dump(mode="json")
+    assert validate(card).model_dump(mode="json") == card
 
 
 TEXTS = [

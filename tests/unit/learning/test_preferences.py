@@ -64,7 +64,7 @@ def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path, student):
     file.write_bytes(row_of() + b"\n" + row_of(rejected=["3 * 4 = 11"]))
     [question] = read_questions([file], 1)
     config = load_config(recipe="critic.yaml").train.critic
-    example = with_step_labels(example_of(question, student, config), config.least_outcomes)
+    example = with_step_labels(example_of(question, student, config))
     labels = sorted((state.target, state.weight) for state in example.states.values())
     assert labels == [(0.0, 1.0)] * 2 + [(1.0, 1.0)] * 2 and len(example.pairs) == 3
 
