@@ -486,7 +486,7 @@ def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
     elif isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
         labels = [read_shape("label", choice) for choice in choices]
         choices = [read_shape("text", choice) for choice in choices]
-    texts = [] if isinstance(choices, str) else list(choices)
+    texts = list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else []
     if not 0 < len(texts) <= len(LETTERS) or not all(
         isinstance(text, str | Number) for text in texts
     ):

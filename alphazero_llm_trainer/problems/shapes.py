@@ -13,10 +13,10 @@ KINDS = {"any": object, "maybe": object, "list": list, "text": str}
 # What is made of a shape's values, in their order.
 RULES: dict[str, Callable[..., Any]] = {
     "it": lambda value: value,
-    "one and more": lambda one, more: [one, *(more or ())],
+    "one and more": lambda one, more: [one, *as_list(more)],
     "pairs": lambda titles, texts: [list(pair) for pair in zip(titles, texts, strict=False)],
     "title and sentences": lambda title, texts: f"{title}: {''.join(map(str, texts)).strip()}",
-    "texts and labels": lambda texts, labels: (texts, labels or ()),
+    "texts and labels": lambda texts, labels: (texts, as_list(labels)),
 }
 
 
@@ -49,3 +49,10 @@ def values_of(has: Mapping[str, str] | Sequence[str], value: Any) -> list[Any] |
         isinstance(each, KINDS[kind]) for kind, each in zip(kinds, held, strict=True)
     )
     return held if fits else None
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list's values; a single value alone, and none for None."""
+    if isinstance(value, list | tuple):
+        return [*value]
+    return [] if value is None else [value]
