@@ -271,11 +271,11 @@ class NativeLlama:
         return kernel_threads(self.parameters, torch.get_num_threads())
 
     def facts(self) -> dict[str, Any]:
-        """See `Forward.facts`."""
+        """See `RowForward.facts`."""
         return {"name": self.name, "products": unit_name(self.unit), "threads": self.threads}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """See `Forward.set_value`."""
+        """See `RowForward.set_value`."""
         plain = None if weight is None else weight.detach().to("cpu", torch.float32).contiguous()
         if not self.kernels.model_value(
             self.model, None if plain is None else plain.data_ptr(), bias
@@ -284,10 +284,10 @@ class NativeLlama:
         self.valued = plain is not None
 
     def release(self) -> None:
-        """See `Forward.release`: the kernels keep nothing."""
+        """See `RowForward.release`: the kernels keep nothing."""
 
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See `Forward.compute`. A node that several rows need is computed once."""
+        """See `RowForward.compute`. A node that several rows need is computed once."""
         tree = self.tree
         plan = _Plan(tree, rows)
         nodes, keep, target = plan.nodes, array("q", plan.keep), array("i", plan.target)

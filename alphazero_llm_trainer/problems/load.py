@@ -184,7 +184,7 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
         )
 
 
-# What a record says of trees whose token ids are numbers of the search's own (`policy.remote`).
+# What a record says of trees whose token ids are numbers of the search's own (`chat.remote`).
 SERVER_TOKENS = {"tokens": "server"}
 
 

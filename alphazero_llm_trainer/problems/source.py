@@ -42,7 +42,7 @@ class Source(ABC):
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
         opens: something may follow its name and a colon.
-        grader: how answers are read and compared, a name of `grading.GRADERS`.
+        grader: how answers are read and compared, a name of `graders.GRADERS`.
         system_prompt: what a chat model reads before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         reads: the keys of `KEYS` that it reads.
