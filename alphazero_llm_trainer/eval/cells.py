@@ -52,9 +52,9 @@ class Cell:
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing. `silent` counts unanswered problems by why (`tree.extract.SHORT`), and
-    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
-    problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
-    place of an answer, and tokens.
+    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has
+    each problem's question, gold answer, response (None: no answer), verdict, why it ended or what
+    was in place of an answer, and tokens.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -100,8 +100,8 @@ class Cell:
 
     @property
     def values(self) -> list[float]:
-        """What a problem is judged by: `right`, or the user's own reward where no problem has a gold
-        answer; 0 where it failed.
+        """What a problem is judged by: `right`, or the user's own reward where no problem has a
+        gold answer; 0 where it failed.
         """
         if self.gold or not self.rewards:
             return self.right

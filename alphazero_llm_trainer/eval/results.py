@@ -146,9 +146,9 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """By benchmark and budget the method with the highest mean, the cheaper one of equals, and after
-    it those that it isn't shown to be better than: the paired interval of the difference holds 0.
-    Rewards are compared where there is no gold. None of a cell whose answers were cut.
+    """By benchmark and budget the method with the highest mean, the cheaper one of equals, and
+    after it those that it isn't shown to be better than: the paired interval of the difference
+    holds 0. Rewards are compared where there is no gold. None of a cell whose answers were cut.
     """
     by_budget = defaultdict[tuple[str, int], list[Cell]](list)
     for cell in cells:

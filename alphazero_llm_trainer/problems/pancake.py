@@ -179,7 +179,7 @@ def play(row: str, steps: Sequence[str]) -> str | None:
 
 @lru_cache
 def distances(size: int) -> dict[str, int]:
-    """The fewest flips that bring each row of `size` numbers into order, by breadth-first search."""
+    """The fewest flips that order each row of `size` numbers, by breadth-first search."""
     goal = "123456789"[:size]
     known, reached = {goal: 0}, [goal]
     while reached:

@@ -53,10 +53,10 @@ class Columns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
     `more` is a second part of the question, `context` stands before it. Without an answer column
-    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose columns
-    are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
-    numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
-    one.
+    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose
+    columns are `lettered`. What all rows tell: `first`, the number of the first choice where
+    answers are numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where
+    each has one.
     """
 
     question: str = "question"

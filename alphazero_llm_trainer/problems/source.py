@@ -125,8 +125,8 @@ class Source(ABC):
         return self.reader.vote_key(response)
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """The grades of responses to tasks, in order. Of a task's gold answers the one counts that a
-        response meets best."""
+        """The grades of responses to tasks, in order. Of a task's gold answers the one counts that
+        a response meets best."""
         grades = self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
         for i, (response, task) in enumerate(pairs):
             if task.others and not grades[i].correct:
