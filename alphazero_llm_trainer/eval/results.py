@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
-from .cells import NO_ANSWER, Cell
+from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
 
@@ -93,14 +93,13 @@ def summary(cell: Cell) -> dict[str, Any]:
     """
     n = len(cell.outcomes)
     counts = {name: cell.verdicts.get(name, 0) for name in UNGRADED}
-    names = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "seconds")
     row = {
         "benchmark": cell.benchmark,
         "budget": cell.budget,
         "method": cell.method,
         "problems": n,
         "accuracy": triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
-        **{name: getattr(cell, name) / n for name in names},
+        **{name: getattr(cell, name) / n for name in (*COSTS, "seconds")},
         "most_tokens": max(cell.tokens),
         **counts,
         "unjudged": cell.unjudged,
