@@ -300,6 +300,34 @@ def chance(left: tuple[int, ...], target: int) -> float:
     return total / len(pairs)
 
 
+@cache
+def distances(size: int) -> dict[str, int]:
+    """The fewest flips that order each row of `size` numbers, by breadth-first search."""
+    goal = "123456789"[:size]
+    known, reached = {goal: 0}, [goal]
+    while reached:
+        before, reached = reached, []
+        for row in before:
+            for count in range(2, size + 1):
+                after = pancake.flip(row, count)
+                if after not in known:
+                    known[after] = known[row] + 1
+                    reached.append(after)
+    return known
+
+
+def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -> float:
+    """`discount` to the power of the flips that the row after legal `steps` still needs; 0 where
+    that is more than are left.
+    """
+    row, flips = pancake.read_question(problem.question)
+    after = pancake.play(row, steps)
+    if after is None:
+        return 0.0
+    needed = distances(len(row))[after]
+    return discount**needed if needed <= flips - len(steps) else 0.0
+
+
 def chance_of(problem: Problem, steps: Sequence[str], _: float) -> float:
     """`chance` after these steps: every game has as many, so that no discount is."""
     left = left_of(problem, steps)
@@ -307,7 +335,7 @@ def chance_of(problem: Problem, steps: Sequence[str], _: float) -> float:
 
 
 GAMES = {
-    "pancake": Game(row_of, flips, pancake.exact_value),
+    "pancake": Game(row_of, flips, exact_value),
     "numbers": Game(left_of, calculations, chance_of),
 }
 

@@ -5,7 +5,7 @@ import math
 
 from scripted import hashed_reward
 
-from alphazero_llm_trainer.engine.protocol import Limits
+from alphazero_llm_trainer.engine.protocol import Limits, RolloutRequest
 from alphazero_llm_trainer.mcts.mcts import mix
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.types import Step, ids_of
@@ -114,7 +114,7 @@ class TokenReference(Reference):
         estimate = None if self.value is None else asyncio.run(self.value(prompt + ids))
         if config.rollout == "none":
             return [estimate]
-        rollout = self.policy.rollout(prompt, ids, config.rollout, limit, seed, 1)
+        rollout = self.policy.rollout(RolloutRequest(prompt, ids, config.rollout, limit, seed, 1))
         reward = hashed_reward(self.policy.text(ids + asyncio.run(rollout)[0].token_ids))
         return [reward if estimate is None else mix(estimate, reward, config.rollout_weight)]
 

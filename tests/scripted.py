@@ -144,15 +144,21 @@ class ScriptedTokens:
         await asyncio.sleep(0)
         return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
 
-    async def rollout(self, prompt, response, kind, limit, seed, top_k):
+    async def rollout(self, asked):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
-        rng, ids, chosen, values, top = Random(seed), prompt + response, [], [], []
-        while len(chosen) < limit and (not chosen or chosen[-1] != END):
+        rng, ids, chosen, values, top = (
+            Random(asked.seed),
+            asked.prompt + asked.response,
+            [],
+            [],
+            [],
+        )
+        while len(chosen) < asked.limit and (not chosen or chosen[-1] != END):
             logprobs = self.logprobs(ids)
-            top.append(tuple(self.ranked(ids, top_k)))
+            top.append(tuple(self.ranked(ids, asked.top_k)))
             [token] = rng.choices(range(len(logprobs)), list(map(math.exp, logprobs)))
-            if kind == "greedy":
+            if asked.kind == "greedy":
                 token = top[-1][0][0]
             chosen.append(token)
             values.append(logprobs[token])

@@ -31,7 +31,7 @@ Message = dict[str, str]
 
 
 class Endpoint:
-    """Where a tier's models answer, with its key, its concurrency and the ledgers that they share."""
+    """Where a tier's models answer, with its key, its concurrency and the ledgers they share."""
 
     def __init__(self, base_url: str, key: str | None, settings: TeachersConfig) -> None:
         self.base_url, self.settings = base_url, settings

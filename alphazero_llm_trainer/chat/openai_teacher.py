@@ -32,7 +32,8 @@ ASKS = {
     ),
 }
 _LABEL = re.compile(
-    r"(?:#{1,3}\s+|>\s+|[-*•]\s+|\(?\d{1,2}[.)]\s+|(?:the\s+)?(?:next\s+)?(?:step|line)\s*\d*\s*[:.)]\s*)",
+    r"(?:#{1,3}\s+|>\s+|[-*•]\s+|\(?\d{1,2}[.)]\s+|(?:the\s+)?(?:next\s+)?(?:step"
+    r"|line)\s*\d*\s*[:.)]\s*)",
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(

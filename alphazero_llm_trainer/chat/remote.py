@@ -17,7 +17,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
 from ..engine.admission import Capabilities
 from ..engine.completions import sample_seed
-from ..engine.protocol import EngineStats, Limits
+from ..engine.protocol import EngineStats, Limits, Wanted
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking
@@ -224,11 +224,11 @@ class RemoteSteps(ServedSteps):
         """See `ChatServer.greet`."""
         await self.student.engine.server.greet()
 
-    async def continuations(
-        self, problem: Problem, *given: Any, **more: Any
+    async def draw(
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """See `ServedSteps`; samples that say nothing are counted."""
-        drawn, cost = await super().continuations(problem, *given, **more)
+        drawn, cost = await super().draw(problem, steps, wanted)
         for continuation in drawn:
             self.count_silence(problem, continuation.why)
         return drawn, cost
@@ -245,16 +245,10 @@ class RemoteSteps(ServedSteps):
             raise RequestError(f"the server sent {MOST_SILENT} {SILENCES[why]} in a row")
 
     async def sample(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        seed: int,
-        limits: Limits,
-        temperature: float,
-        cost: Cost,
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> Continuation:
         """See `ServedSteps`."""
-        student, before = self.student, text_of(steps)
+        student, before, limits = self.student, text_of(steps), wanted.limits
         server, number = student.engine.server, student.draws
         asked = {"role": "user", "content": problem.question}
         question = student.messages or [*student.opening.messages(problem.question), asked]
@@ -277,9 +271,9 @@ class RemoteSteps(ServedSteps):
         stream = server.sample(
             messages,
             own,
-            temperature=temperature,
+            temperature=wanted.temperature,
             max_tokens=most,
-            seed=seed,
+            seed=wanted.seed,
             going_on=bool(steps) and server.goes_on,
         )
         async with aclosing(stream) as parts:

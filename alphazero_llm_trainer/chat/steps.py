@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..engine.completions import all_or_none
-from ..engine.protocol import Drawn, Limits, StepPolicy
+from ..engine.protocol import StepPolicy, Wanted
 from ..types import Continuation, Cost, Problem, Step, text_of
 
 
@@ -20,21 +21,13 @@ class ServedSteps(StepPolicy):
     """
 
     seed_of: ClassVar[Callable[..., int]]
-    temperature: float  # of the samples
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """None: the server alone knows them."""
         return ()
 
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,
+    async def draw(
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """The samples, side by side.
 
@@ -42,10 +35,10 @@ class ServedSteps(StepPolicy):
             EngineError: one failed; a RequestError where the server answers others.
         """
         await self.greet(steps)
-        cost, warm = Cost(), self.temperature if temperature is None else temperature
-        seeds = [self.seed_of(seed, index) for index in range(n)]
-        samples = [self.sample(problem, steps, each, limits, warm, cost) for each in seeds]
-        return await all_or_none(samples), cost
+        cost = Cost()
+        seeds = [self.seed_of(wanted.seed, index) for index in range(wanted.n)]
+        each = [replace(wanted, n=1, seed=seed) for seed in seeds]
+        return await all_or_none([self.sample(problem, steps, one, cost) for one in each]), cost
 
     @abstractmethod
     async def greet(self, steps: Sequence[Step]) -> None:
@@ -53,13 +46,7 @@ class ServedSteps(StepPolicy):
 
     @abstractmethod
     async def sample(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        seed: int,
-        limits: Limits,
-        temperature: float,
-        cost: Cost,
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> Continuation:
         """One continuation of `steps`, whose cost is added to `cost`."""
 

@@ -65,7 +65,8 @@ def check_tokens(
     if len(tokens) + response > capabilities.max_context:
         limit, fix = capabilities.limit
         raise RequestError(
-            f"prompt has {len(tokens):,} tokens and doesn't fit {limit}: shorten the prompt, or {fix}"
+            f"prompt has {len(tokens):,} tokens and doesn't fit {limit}: "
+            f"shorten the prompt, or {fix}"
         )
     check_ids(tokens, vocabulary)
 

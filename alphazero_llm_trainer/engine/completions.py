@@ -254,9 +254,15 @@ class CompletionEngine(Engine):
         stops = ends | self.step_ends.tokens if single else ends
         seed = sample_seed(request.seed, index)
         ask = Ask(
-            request.prompt_ids, limit, request.temperature, seed, tuple(sorted(stops)), request.top_k,
-            None if single else steps, top_p=request.top_p,
-        )  # fmt: skip
+            request.prompt_ids,
+            limit,
+            request.temperature,
+            seed,
+            tuple(sorted(stops)),
+            request.top_k,
+            None if single else steps,
+            top_p=request.top_p,
+        )
         answer = await self._counted(ask)
         drawn, last = len(answer.token_ids), answer.token_ids[-1]
         if (

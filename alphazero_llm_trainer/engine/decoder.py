@@ -89,7 +89,7 @@ class Decoder:
         return hidden[:count], logprobs[:count]
 
     def _seat(self, rows: Sequence[DecodingRow]) -> None:
-        """Rows that went on keep their seats, with the nodes there; the others' go into the table."""
+        """Rows that went on keep their seats and the nodes there; the others' go into the table."""
         here = set(rows)
         for row in [row for row in self.seats if row not in here]:
             self.free.append(self.seats.pop(row))

@@ -51,8 +51,8 @@ def device_memory() -> tuple[str, int, int]:
 @contextmanager
 def within_memory(what: str, fix: str) -> Iterator[None]:
     """Raise ConfigError, one sentence with the `fix`, where `what` is computed in here takes more
-    memory than is free. On a CPU an allocation beyond that fails in here; elsewhere the system would
-    end the process for it.
+    memory than is free. On a CPU an allocation beyond that fails in here; elsewhere the system
+    would end the process for it.
     """
     device, free, _ = device_memory()
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -370,7 +370,7 @@ class InProcessEngine(Engine):
                     if watch.wake is not None:
                         watch.wake()
                 self.stats.step_seconds += time.perf_counter() - began
-        except Exception as error:  # noqa: BLE001 - every waiting caller gets it as its own EngineError
+        except Exception as error:  # noqa: BLE001 - every caller gets it as its own EngineError
             self._abandon(error)
         except BaseException as error:
             self._abandon(error)

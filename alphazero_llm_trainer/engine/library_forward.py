@@ -97,21 +97,21 @@ class LibraryForward:
         self.decoder = Decoder(self._step, tree, graphs)
 
     def release(self) -> None:
-        """See `Forward.release`."""
+        """See `RowForward.release`."""
         self.decoder.release()
 
     def facts(self) -> dict[str, Any]:
-        """See `Forward.facts`."""
+        """See `RowForward.facts`."""
         products = str(self.tree.dtype).removeprefix("torch.")
         return {"name": self.name, "products": products, "threads": torch.get_num_threads()}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """See `Forward.set_value`."""
+        """See `RowForward.set_value`."""
         self.value = None if weight is None else (weight.detach().to(self.tree.device), bias)
 
     @torch.inference_mode()
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See `Forward.compute`."""
+        """See `RowForward.compute`."""
         began = time.perf_counter()
         parts = []
         for window in windows(sorted(rows, key=lambda row: len(row.nodes))):

@@ -48,45 +48,32 @@ class Shape(ctypes.Structure):
     )
 
 
+# Argument and result types of the kernels' functions.
+FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "model_new": ([POINTER(Shape), POINTER(c_void_p), c_int], c_void_p),
+    "model_layer": ([c_void_p, c_int64, POINTER(c_void_p), c_void_p], c_int),
+    "model_free": ([c_void_p], None),
+    "model_value": ([c_void_p, c_void_p, c_float], c_int),
+    "forward": (
+        [*[c_void_p] * 2, c_int64, *[c_void_p] * 2, c_int64, *[c_void_p] * 8, c_int64, c_int],
+        c_int,
+    ),
+    "draw": ([c_void_p, c_int64, c_int64, *[c_void_p] * 6], None),
+    "top": ([c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2], None),
+    "uniforms": ([c_uint64, c_uint64, c_int64, c_void_p], None),
+    "large_pages": ([c_void_p, c_int64], None),
+}
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels (see `kernel_build`) with the types of their functions, or None where
     none can be built.
     """
     loaded = kernels().library
-    return None if loaded is None else declare(loaded)
-
-
-def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes the argument and result types of the kernels' functions."""
-    loaded.model_new.argtypes, loaded.model_new.restype = (
-        [POINTER(Shape), POINTER(c_void_p), c_int],
-        c_void_p,
-    )
-    loaded.model_layer.argtypes, loaded.model_layer.restype = (
-        [c_void_p, c_int64, POINTER(c_void_p), c_void_p],
-        c_int,
-    )
-    loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
-    loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
-    loaded.forward.argtypes = [
-        *[c_void_p] * 2,
-        c_int64,
-        *[c_void_p] * 2,
-        c_int64,
-        *[c_void_p] * 8,
-        c_int64,
-        c_int,
-    ]
-    loaded.forward.restype = c_int
-    loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
-    loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
-    loaded.top.restype = None
-    loaded.uniforms.argtypes, loaded.uniforms.restype = (
-        [c_uint64, c_uint64, c_int64, c_void_p],
-        None,
-    )
-    loaded.large_pages.argtypes, loaded.large_pages.restype = [c_void_p, c_int64], None
+    for name, types in FUNCTIONS.items() if loaded is not None else ():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = types
     return loaded
 
 
@@ -176,8 +163,8 @@ def parameter_count(model: Any) -> int:
 
 
 class NativeLlama:
-    """`queue_rows.RowForward` in C, for a model of `precision.KINDS` on the CPU, where `library` has
-    the kernels. It has its own packed copy of the weights.
+    """`queue_rows.RowForward` in C, for a model of `precision.KINDS` on the CPU, where `library`
+    has the kernels. It has its own packed copy of the weights.
 
     `unit` is what computes its products: `precision.product_unit` of `dtype`, `engine.dtype`.
     Raises ConfigError where that can't be had.
@@ -253,7 +240,10 @@ class NativeLlama:
                 adapted and module.lora_variant
             )
             if (adapted or name.endswith("_proj")) and not (plain and name.endswith("_proj")):
-                return "the kernels compute no adapters but LoRA on the seven projections, and no quantised weights"
+                return (
+                    "the kernels compute no adapters but LoRA on the seven projections, and no "
+                    "quantised weights"
+                )
         if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
             return "the kernels compute weights in float32, bfloat16 or float16 on the CPU"
         return None
@@ -271,11 +261,11 @@ class NativeLlama:
         return kernel_threads(self.parameters, torch.get_num_threads())
 
     def facts(self) -> dict[str, Any]:
-        """See `Forward.facts`."""
+        """See `RowForward.facts`."""
         return {"name": self.name, "products": unit_name(self.unit), "threads": self.threads}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """See `Forward.set_value`."""
+        """See `RowForward.set_value`."""
         plain = None if weight is None else weight.detach().to("cpu", torch.float32).contiguous()
         if not self.kernels.model_value(
             self.model, None if plain is None else plain.data_ptr(), bias
@@ -284,10 +274,10 @@ class NativeLlama:
         self.valued = plain is not None
 
     def release(self) -> None:
-        """See `Forward.release`: the kernels keep nothing."""
+        """See `RowForward.release`: the kernels keep nothing."""
 
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See `Forward.compute`. A node that several rows need is computed once."""
+        """See `RowForward.compute`. A node that several rows need is computed once."""
         tree = self.tree
         plan = _Plan(tree, rows)
         nodes, keep, target = plan.nodes, array("q", plan.keep), array("i", plan.target)

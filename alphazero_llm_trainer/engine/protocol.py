@@ -329,19 +329,47 @@ class Limits:
     by: str = "length"
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a step policy: `n` continuations at this temperature, none of them one of
+    `without` (see `GenerateRequest`), within these limits.
+    """
+
+    n: int
+    seed: int
+    limits: Limits
+    temperature: float
+    without: Drawn | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """What is asked of a token policy: to go on after `response` to its end ("sample", "greedy" or
+    "beam"), `limit` tokens at most, with each step's `top_k` next tokens.
+    """
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    kind: str
+    limit: int
+    seed: int
+    top_k: int
+
+
 class StepPolicy(ABC):
     """The student as step-level search sees it. `Cost` of every call is returned with its result.
 
-    `lead` is what a response's text begins with that stands in its prompt.
+    `lead` is what a response's text begins with that stands in its prompt; `temperature` is the
+    policy's own.
     """
 
     lead = ""
+    temperature: float
 
     @abstractmethod
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """Token ids of the prompt that asks a problem's question."""
 
-    @abstractmethod
     async def continuations(
         self,
         problem: Problem,
@@ -359,6 +387,14 @@ class StepPolicy(ABC):
         what was drawn is told with its chance at the own temperature (`Continuation.drawn`).
         Without `without` draws may repeat, and a server's may always.
         """
+        warm = self.temperature if temperature is None else temperature
+        return await self.draw(problem, steps, Wanted(n, seed, limits, warm, without))
+
+    @abstractmethod
+    async def draw(
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+    ) -> tuple[list[Continuation], Cost]:
+        """See `continuations`."""
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .prefix_tree import Pairs
-from .without import Taken, tempered
+from .without import Taken, place_of, tempered
 
 UNIT = 2.0**40  # of whole numbers, the chance of a row's likeliest token
 TILE = 2**23  # chances that a device computes at a time: what it needs of them is about 200 MB
@@ -221,7 +221,8 @@ def _draw_on_device(
         i, token, share = zip(*shares, strict=True)
         taken, left = (on(i), on(token)), after.clone()
         weights = 1 - on(share, torch.float32)
-        # What is taken wholly goes before the maximum: beside it little of the others would be left.
+        # What is taken wholly goes before the maximum: beside it little of the others would be
+        # left.
         left[taken] = left[taken].where(weights > 0, -torch.inf)
         left = _chances(left, temperatures)
         left[taken] *= weights
@@ -272,8 +273,7 @@ def draw_nucleus(logprobs: np.ndarray, temperature: float, top_p: float, uniform
     scaled = logprobs[order].astype(np.float64) / temperature
     sums = np.exp(scaled - scaled[0]).cumsum()
     size = int(sums.searchsorted(top_p * sums[-1])) + 1
-    place = int(sums.searchsorted(uniform * sums[size - 1], side="right"))
-    return int(order[min(place, size - 1)])
+    return int(order[place_of(uniform, sums[:size])])
 
 
 def _draw(
@@ -289,9 +289,7 @@ def _draw(
             continue
         if (rows[i], temperatures[i]) != (row, temperature):
             row, temperature = rows[i], temperatures[i]
-            # Inverse transform: the first token whose cumulated p_T(a) = exp(l_a / T) / Z exceeds
-            # the uniform number.
+            # p_T(a) = exp(l_a / T) / Z
             sums = np.exp((after - after.max()).astype(np.float64) / temperature).cumsum()
-        # Rounding may put the last sum at the number drawn: the last token is then the one.
-        tokens.append(min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1))
+        tokens.append(place_of(uniform, sums))
     return tokens, table[rows, tokens].tolist()

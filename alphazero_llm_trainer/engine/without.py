@@ -75,7 +75,14 @@ class Taken:
         sums = weights.cumsum()
         if sums[-1] <= 0.0:
             return None
-        return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
+        return place_of(uniform, sums)
+
+
+def place_of(uniform: float, sums: np.ndarray) -> int:
+    """Where a uniform number falls in cumulated chances `[V]`, by inverse transform: the first
+    place whose sum exceeds it. Rounding may put the last sum at it: the last place is then the one.
+    """
+    return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
 
 
 def tempered(logprobs: np.ndarray, temperature: float, token: int) -> float:

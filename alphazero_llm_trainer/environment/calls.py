@@ -13,7 +13,7 @@ from ..chat.reply import UsageBody, finish_of
 from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE
 from ..chat.steps import ServedSteps, chat_of
 from ..config.sections import SearchConfig
-from ..engine.protocol import Generated, Limits
+from ..engine.protocol import Generated, Wanted
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
@@ -100,19 +100,13 @@ class ChatSteps(ServedSteps):
         self._asked = 0
 
     async def sample(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        seed: int,
-        limits: Limits,
-        temperature: float,
-        cost: Cost,
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> Continuation:
         """See `ServedSteps`."""
         parameters: dict[str, Any] = {
-            "temperature": temperature,
-            "max_tokens": limits.tokens,
-            "seed": seed % 2**SEED_BITS,
+            "temperature": wanted.temperature,
+            "max_tokens": wanted.limits.tokens,
+            "seed": wanted.seed % 2**SEED_BITS,
         }
         if steps:
             parameters |= GOING_ON
@@ -134,8 +128,8 @@ class ChatSteps(ServedSteps):
             drawn = self.frozen.steps.cut(
                 Generated(ids, logprobs, "eos" if ended else "length"), steps
             )
-        if len(drawn.steps) > limits.steps:
-            return Continuation(drawn.steps[: limits.steps], ended=False)
+        if len(drawn.steps) > wanted.limits.steps:
+            return Continuation(drawn.steps[: wanted.limits.steps], ended=False)
         return drawn
 
     async def greet(self, steps: Sequence[Step]) -> None:

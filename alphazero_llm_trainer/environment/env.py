@@ -1,4 +1,6 @@
-"""The verifiers environment: one agent on one problem, with the embedded student behind `embedded://student/v1`."""
+"""The verifiers environment: one agent on one problem, with the embedded student behind
+`embedded://student/v1`.
+"""
 
 from __future__ import annotations
 

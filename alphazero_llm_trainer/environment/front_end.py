@@ -292,8 +292,8 @@ def check_file(env: AlphaZeroEnvConfig) -> None:
     own, measured = env.taskset.of_file.get("student"), env.taskset.task.use_student_model
     if own is not None and not measured:
         raise ConfigError(
-            f"student is {own!r} in {env.taskset.config_file}, and nothing here measures by it: add "
-            "--use-student-model, or leave it out"
+            f"student is {own!r} in {env.taskset.config_file}, and nothing here measures by it: "
+            "add --use-student-model, or leave it out"
         )
     tier = env.taskset.tier
     searches = getattr(env.agent.harness, "search", "none") == "mcts"
@@ -324,7 +324,8 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
         if find_spec("torch") is None:
             raise ConfigError(
                 "the embedded student needs torch, which isn't installed: install "
-                "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or add -m MODEL --client.base-url URL"
+                "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or add "
+                "-m MODEL --client.base-url URL"
             )
         if "run" not in config.model_fields_set:  # its name has the model's in it
             default = config.model.replace("/", "--").lower()

@@ -44,8 +44,8 @@ class FrozenStudent:
         return self.student.engine.capabilities.max_context - len(self.student.prompt_ids(question))
 
     def encode(self, text: str, ended: bool, before: Sequence[int] = ()) -> tuple[int, ...]:
-        """Token ids of `text` that somebody else wrote after the tokens `before`, with the end token
-        where the response ended there.
+        """Token ids of `text` that somebody else wrote after the tokens `before`, with the end
+        token where the response ended there.
         """
         end = (self.student.engine.eos_id,) if ended else ()
         return (*self.student.encode_part(text, before), *end)

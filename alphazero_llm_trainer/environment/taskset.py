@@ -64,9 +64,9 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
         served `model` by."""
         if self.use_student_model and (self.student is None or find_spec("torch") is None):
             raise ConfigError(
-                f"--use-student-model measures perplexity by a student that is here, and {model} is "
-                f"served: name one by `student` in --env.taskset.config-file (or {STUDENT_FLAG}; "
-                "it needs PyTorch), or leave the flag out"
+                f"--use-student-model measures perplexity by a student that is here, and {model} "
+                "is served: name one by `student` in --env.taskset.config-file (or "
+                f"{STUDENT_FLAG}; it needs PyTorch), or leave the flag out"
             )
         if self.use_student_model:
             find_student(str(self.student), self.entry)
@@ -250,8 +250,8 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     answers.
     """
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, and problems.* but for shots; what
-    is set here wins.
+    """A YAML file over the shipped training.yaml: reward weights, and problems.* but for shots;
+    what is set here wins.
     """
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from .methods import REFUSED, TOO_LONG, answered
 from .metrics import repeats
 
 SAMPLES = "samples"
+COSTS = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")  # of a cell
 NO_ANSWER = "no answer"  # why there is nothing to grade: the method has none
 
 T = TypeVar("T")
@@ -52,9 +53,9 @@ class Cell:
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing. `silent` counts unanswered problems by why (`tree.extract.SHORT`), and
-    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
-    problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
-    place of an answer, and tokens.
+    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has
+    each problem's question, gold answer, response (None: no answer), verdict, why it ended or what
+    was in place of an answer, and tokens.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -100,8 +101,8 @@ class Cell:
 
     @property
     def values(self) -> list[float]:
-        """What a problem is judged by: `right`, or the user's own reward where no problem has a gold
-        answer; 0 where it failed.
+        """What a problem is judged by: `right`, or the user's own reward where no problem has a
+        gold answer; 0 where it failed.
         """
         if self.gold or not self.rewards:
             return self.right
@@ -144,6 +145,9 @@ async def run_cell(
         else str(grade.verdict)
         for answer, grade in zip(answers, grades, strict=True)
     ]
+    costs: dict[str, Any] = {
+        name: sum(getattr(answer.cost, name) for answer in answers) for name in COSTS
+    }
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
     return Cell(
         benchmark.name,
@@ -153,10 +157,7 @@ async def run_cell(
         dict(Counter(verdicts)),
         dict(Counter(answer.ended_by for answer in answers)),
         [answer.tokens for answer in answers],
-        sampled_tokens=sum(answer.cost.sampled_tokens for answer in answers),
-        scored_tokens=sum(answer.cost.scored_tokens for answer in answers),
-        cached_tokens=sum(answer.cost.cached_tokens for answer in answers),
-        calls=sum(answer.cost.calls for answer in answers),
+        **costs,
         seconds=seconds,
         f1=sum(f1) if f1 else None,
         groups=repeats(tasks),

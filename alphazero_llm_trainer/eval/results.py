@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
-from .cells import NO_ANSWER, Cell
+from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
 
@@ -93,14 +93,13 @@ def summary(cell: Cell) -> dict[str, Any]:
     """
     n = len(cell.outcomes)
     counts = {name: cell.verdicts.get(name, 0) for name in UNGRADED}
-    names = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "seconds")
     row = {
         "benchmark": cell.benchmark,
         "budget": cell.budget,
         "method": cell.method,
         "problems": n,
         "accuracy": triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
-        **{name: getattr(cell, name) / n for name in names},
+        **{name: getattr(cell, name) / n for name in (*COSTS, "seconds")},
         "most_tokens": max(cell.tokens),
         **counts,
         "unjudged": cell.unjudged,
@@ -146,9 +145,9 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """By benchmark and budget the method with the highest mean, the cheaper one of equals, and after
-    it those that it isn't shown to be better than: the paired interval of the difference holds 0.
-    Rewards are compared where there is no gold. None of a cell whose answers were cut.
+    """By benchmark and budget the method with the highest mean, the cheaper one of equals, and
+    after it those that it isn't shown to be better than: the paired interval of the difference
+    holds 0. Rewards are compared where there is no gold. None of a cell whose answers were cut.
     """
     by_budget = defaultdict[tuple[str, int], list[Cell]](list)
     for cell in cells:

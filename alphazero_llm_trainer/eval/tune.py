@@ -56,8 +56,8 @@ def tune(
     config, place = carried_value(with_context(config, source), path)
     if place is None:
         raise ConfigError(
-            "--tune chooses a search for the value in a student's folder, and this one carries none:"
-            " name a student that train --config alphazero wrote with --model"
+            "--tune chooses a search for the value in a student's folder, and this one carries "
+            "none: name a student that train --config alphazero wrote with --model"
         )
     benchmark = Benchmark("validation", tasks_of(config, "validation", num, start))
     student = answering_student(config, path, opening(config), inference=False)

@@ -26,10 +26,10 @@ no decoration. `extract_choice` is for letters of choices: what names none is pa
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact
 fractions: thousands separators, currency, units and trailing zeros don't matter; a percent sign is
-a unit (`50%` is 50, not 1/2), "dozen" and "million" are factors, in other languages too, and "minus"
-and "below zero" are signs. Before a number may stand `x =`, a
-name in words (`Total cost =`) or arithmetic (`10 - 3 =`), and nothing else: `x + y = 5`, `x >= 5`,
-`5!`, `5 i` and `5 out of six` are not 5 but text.
+a unit (`50%` is 50, not 1/2), "dozen" and "million" are factors, in other languages too, and
+"minus" and "below zero" are signs. Before a number may stand `x =`, a name in words (`Total cost
+=`) or arithmetic (`10 - 3 =`), and nothing else: `x + y = 5`, `x >= 5`, `5!`, `5 i` and `5 out of
+six` are not 5 but text.
 """
 
 from __future__ import annotations
@@ -71,27 +71,33 @@ _DECIMAL = (
 _VALUE = re.compile(
     r"(?P<sign>[-+]?)\s*"
     r"(?:(?P<whole>[0-9]+)\s+(?P<top>[0-9]+)/(?P<bottom>[0-9]+)"
-    rf"|(?P<number>{_DECIMAL})(?:\s*/\s*(?P<divisor>{_DECIMAL}))?(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}})(?![0-9]))?)"
+    rf"|(?P<number>{_DECIMAL})(?:\s*/\s*(?P<divisor>{_DECIMAL}))?"
+    r"(?:[eE](?P<exponent>[-+]?[0-9]{1,2})(?![0-9]))?)"
 )
 # What follows a number is its unit when it is words that leave the value as it is. A word of four
 # letters does; so does one of three, unless it is variables in a row (xyz). One or two letters are
 # a term (5 i, 3 xy), these excepted:
 _WORD = r"[^\W\d_]++"
 _SHORT_UNIT = re.compile(
-    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|fl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
+    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|fl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec"
+    r"|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
     r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
 )
 _LITTLE_WORD = re.compile(r"an?|d[aeiou]|e[nl]|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
 _NO_UNIT_FIRST = re.compile(r"and|or|to|point|squared|cubed")  # "5 and a half" is not 5
 _NO_UNIT = re.compile(
-    r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion|trillion)s?|half|halves"
+    r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh"
+    r"|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion"
+    r"|trillion)s?|half|halves"
     r"|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth)s?"
-    r"|tens|repeating|recurring|plus|minus|divided|multiplied|choose|factorial|modulo|mod|sqrt|(?:log|sin|cos|tan)[xyz]?|infinity"
+    r"|tens|repeating|recurring|plus|minus|divided|multiplied|choose|factorial|modulo|mod|sqrt"
+    r"|(?:log|sin|cos|tan)[xyz]?|infinity"
     r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|rho|tau"
 )
 _NO_SENTENCE = re.compile(
-    rf"{_NO_UNIT.pattern}|not?|least|most|than|or|none|from|half|twice|double|triple|negative|root|under|below|above"
+    rf"{_NO_UNIT.pattern}|not?|least|most|than|or|none|from|half|twice|double|triple|negative"
+    rf"|root|under|below|above"
 )
 _VARIABLES = re.compile(r"[a-z\u0370-\u03ff]+")  # in the scripts that variables are written in
 _UNIT_MARK = re.compile(r"(?:\s*(?:%|¢|°(?:\s?[CFK]\b)?))?")
@@ -100,14 +106,16 @@ _UNIT = re.compile(
 )
 _LATEX_UNIT = re.compile(
     r"(?:(?<=[0-9})])|(?<=\\pi))(?>(?:\\?[ ,;~])*)"
-    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?>(?:{_WORD}[ /.]*)+))(?:\^\{{?[23]\}}?)?[\s.]*\Z"
+    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?>(?:{_WORD}[ /.]*)+))(?:\^\{{?[23]\}}?)?"
+    r"[\s.]*\Z"
 )
 _VARIABLE = r"(?:\\(?!not)[a-z]+|[a-z](?![a-z]))(?:_\{?\w+\}?)?"
 _NAME = r"[a-z]{3,}(?: [a-z]{2,}){0,9}"
 _SUM = r"(?=[-+(\s]*+[0-9.,]++[\s)]*+[-+*/×÷])[-+*/×÷()0-9.,\s]++="
 _PREFIX = re.compile(
     rf"(?:(?:(?:{_VARIABLE}|{_NAME})?\s*=|{_SUM})(?:{_SUM})*|[a-z ]+:)?"
-    r"\s*(?:about|approx(?:\.|imately)?|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us|rs\.?)?\s*",
+    r"\s*(?:about|approx(?:\.|imately)?|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us"
+    r"|rs\.?)?\s*",
     re.IGNORECASE,
 )
 # Digits that touch a letter are a part of its word, but in scripts that set no spaces.
@@ -152,7 +160,8 @@ def _phrase(language: Language) -> str:
         return rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
     return (
         rf"(?:{language.answer})(?:\s+(?:{language.correct})(?!\w))?"
-        rf"(?:\s+(?:{language.link})(?!\w)(?:\s+(?:{WORDS['therefore']})(?!\w))?|\s*(?:[-=]>|[:=：—→])|\s+[-–]\s|{free})"
+        rf"(?:\s+(?:{language.link})(?!\w)(?:\s+(?:{WORDS['therefore']})(?!\w))?|\s*(?:[-=]>"
+        rf"|[:=：—→])|\s+[-–]\s|{free})"
     )
 
 
@@ -168,7 +177,8 @@ def _ends(code: str | None) -> re.Pattern[str]:
     """What ends a statement: the end of its sentence, or a reason in the language of its phrase. A
     word that is another one, too (da Vinci, un car scolaire), gives one behind a comma alone."""
     return re.compile(
-        rf"(?:{WORDS['tails']})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
+        rf"(?:{WORDS['tails']})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s"
+        rf"|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
         rf"|{_reason(LANGUAGES[code or 'en'], '[,，、،]')})"
     )
 
@@ -184,7 +194,8 @@ _PHRASES = {
 }
 _ANSWER_IS = re.compile(
     rf"(?:\b(?=\w)(?:{_PHRASES[True]}|(?:(?:it|that|this|which)\s+(?:should|must|would|has to)"
-    r"(?: (?:really|actually|instead))? be|correction\s*:|i mean(?:t)?)(?=[\s:*$(\\\"]*(?:[-+]?[0-9.]|(?-i:[A-Z])|\\)))"
+    r"(?: (?:really|actually|instead))? be|correction\s*:"
+    r"|i mean(?:t)?)(?=[\s:*$(\\\"]*(?:[-+]?[0-9.]|(?-i:[A-Z])|\\)))"
     rf"|(?=[^\x00-\x7f])(?:{_PHRASES[False]}))[\s:*]*+(?=.)",
     re.IGNORECASE,
 )
@@ -192,7 +203,8 @@ _REASONS = "|".join(_reason(language, "[,;]") for language in LANGUAGES.values()
 # Behind these a full stop ends no sentence: in front of a name, in front of a number, or wherever
 # none begins.
 _TITLE = re.compile(
-    r"M(?:r|rs|s|x|me|lle|t|essrs)|Dr|Prof|Ste?|Ft|Gen|Col|Capt|Cmdr|Adm|Lt|Maj|Sgt|Cpl|Rev|Fr|Hon|Sen"
+    r"M(?:r|rs|s|x|me|lle|t|essrs)|Dr|Prof|Ste?|Ft|Gen|Col|Capt|Cmdr|Adm|Lt|Maj|Sgt|Cpl|Rev|Fr"
+    r"|Hon|Sen"
     r"|Gov|Rep|Pres|Amb|Pvt|Supt|Msgr|Sra?|Ph|Wm|Chas|Geo|Thos|Jas|Jos|EE|v|[Vv]s|cf|[ei]\.[ge]"
 )
 _COUNTED = re.compile(
@@ -202,17 +214,23 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _SHORTENED = re.compile(
-    r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Jr|Sr|Inc|Ltd|Corp|Co|Bros|Ave|Blvd|Rd|sq|cu|ft|in|lbs?|oz|hrs?"
+    r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Jr|Sr|Inc|Ltd|Corp|Co|Bros|Ave|Blvd|Rd|sq|cu|ft|in|lbs?"
+    r"|oz|hrs?"
 )
 _STARTS = re.compile(
-    r"(?:A|An|The|Th(?:is|at|ese|ose|ey|en|ere|us|erefore)|It|He|She|We|I|You|His|Hers?|Their|Its|Our|My|In|On|At|As|For|From"
-    r"|By|With|After|Before|To|If|When|While|Where|Why|How|What|Which|Who|Because|But|And|Or|Hence|However"
-    r"|Also|Both|Each|All|Some|Not?|Yes|Let|Note|Now|Born|Given|Is|Are|Was|Were|Final|Finally|Explanation"
-    r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus|therefore)\b"
+    r"(?:A|An|The|Th(?:is|at|ese|ose|ey|en|ere|us|erefore)|It|He|She|We|I|You|His|Hers?|Their|Its"
+    r"|Our|My|In|On|At|As|For|From"
+    r"|By|With|After|Before|To|If|When|While|Where|Why|How|What|Which|Who|Because|But|And|Or"
+    r"|Hence|However"
+    r"|Also|Both|Each|All|Some|Not?|Yes|Let|Note|Now|Born|Given|Is|Are|Was|Were|Final|Finally"
+    r"|Explanation"
+    r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus"
+    r"|therefore)\b"
 )
 # What begins a sentence in small letters.
 _STARTS_SMALL = re.compile(
-    r"(?:the|th(?:is|at|ese|ose|ey|ere|us|erefore)|it|s?he|we|i|you|both|neither|because|since|so|hence|but"
+    r"(?:the|th(?:is|at|ese|ose|ey|ere|us|erefore)|it|s?he|we|i|you|both|neither|because|since|so"
+    r"|hence|but"
     r"|also|note|explanation|reason)\b"
 )
 _PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
@@ -223,9 +241,11 @@ _NAME_ALONE = re.compile(
 )
 # A key of JSON, and its text, its list or its number.
 _JSON = re.compile(
-    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{WORDS['answer']}|ans|choice|option)"
+    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{WORDS['answer']}|ans"
+    rf"|choice|option)"
     r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
-    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
+    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]"
+    r"|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
     re.IGNORECASE | re.DOTALL,
 )
 _ANSWER_TAG = re.compile(
@@ -243,13 +263,15 @@ _TURN_END = re.compile(
 )
 _SPECIAL = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|<(?:pad|unk|bos|eos)>")
 _TAGS = re.compile(
-    r"</?(?:answer|final_answer|result|strong|em|span|div|code|mark|br)\s*/?>|<([biup])>(?=[^<>]{0,99}</\1>)|</[biup]>",
+    r"</?(?:answer|final_answer|result|strong|em|span|div|code|mark|br)\s*/?>"
+    r"|<([biup])>(?=[^<>]{0,99}</\1>)|</[biup]>",
     re.IGNORECASE,
 )
 _FIRST_DIGIT = re.compile(r"\d")
 _NEXT_QUESTION = re.compile(
     r"(?:\n|(?<=[.!?。:])\s)[\s>*_#]*+(?:(?:next|new|another)\s+)?"
-    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage|вопрос)\s*\d*\s*\**\s*[:：]"
+    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage"
+    r"|вопрос)\s*\d*\s*\**\s*[:：]"
     r"|(?:question|problem|exercise|example|q)\s*\d+[.)]"
     r"|(?:human|user|instruction|input)\s*\**\s*[:：]|(?:问题|题目|問題|질문|문제)\s*\d*\s*[:：])"
     r"|\n\W*(?:question|problem|exercise|user|human)\s*\d*\W*\n",
@@ -257,7 +279,8 @@ _NEXT_QUESTION = re.compile(
 )
 _OPERATORS = frozenset("+-*/×÷·^")
 _GROUPS = re.compile(
-    r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
+    r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+"
+    r"|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
     r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
 )
 _SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
@@ -266,7 +289,8 @@ _REMARK = re.compile(
     r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^]"
     r"|[0-9]* ?(?:repeat|recur)ing)\b)[^()\[\]{}]*[)\]}]"
     r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
-    rf"|(?:{_REASONS}|[,;]\s*(?:(?:of )?which|as|so|not|that is|meaning|after|for)\b|[,;]?\s(?:since|where|i\.e)\b).*"
+    rf"|(?:{_REASONS}|[,;]\s*(?:(?:of )?which|as|so|not|that is|meaning|after|for)\b"
+    rf"|[,;]?\s(?:since|where|i\.e)\b).*"
     rf"|\s+or so\W*$|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
@@ -274,14 +298,16 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # `\boxed 5`: up to the end of the formula, or to a word.
 _BARE_BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed|fbox|text|mbox|mathrm|q?quad)).){1,200})"
+    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed"
+    r"|fbox|text|mbox|mathrm|q?quad)).){1,200})"
 )
 # In front of a box that is no answer.
 _NO_BOX = re.compile(r"(?:\b(?:not|never|instead of|rather than)|n['’]t)(?: be)?[\s$(\\]*\Z")
 # Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
 _JOINT = re.compile(
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)"
-    r"(?:(?:[,;&/、，和或]|或者|または|あるいは|또는|혹은|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}|\\(?:lor|land|vee)\b"
+    r"(?:(?:[,;&/、，和或]|或者|または|あるいは|또는|혹은|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}"
+    r"|\\(?:lor|land|vee)\b"
     r"|[.(]?\s*\b(?:and|[oO]r|alternatively|und|oder|et|ou|y|o|или|и)\b"
     r"(?: (?:else|perhaps|maybe|possibly|it (?:could|may|might) (?:also )?be))?)"
     r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
@@ -289,17 +315,23 @@ _JOINT = re.compile(
 )
 _CHOICE = rf"(?:{WORDS['answer']}|{WORDS['option']})"
 _ONE_LETTER = re.compile(
-    rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?"
+    rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b"
+    rf"|[:=])?\s*)?"
     r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
     re.IGNORECASE,
 )
 # What a letter of its own counts or names.
 LETTERED = (
-    r"(?:options?|choices?|letter|answer|vitamins?|hepatitis|influenza|types?|plans?|groups?|teams?|class|grades?|parts?|figures?|cases?"
-    r"|points?|serie|model|section|appendix|schedule|exhibit|block|phase|side|room|gate|category|level|division|row|column)"
+    r"(?:options?|choices?|letter|answer|vitamins?|hepatitis|influenza|types?|plans?|groups?"
+    r"|teams?|class|grades?|parts?|figures?|cases?"
+    r"|points?|serie|model|section|appendix|schedule|exhibit|block|phase|side|room|gate|category"
+    r"|level|division|row|column)"
 )
 _LETTERED = re.compile(rf"{LETTERED}\b", re.IGNORECASE)
-_LETTERS = r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
+_LETTERS = (
+    r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b"
+    r"|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
+)
 _END_OF_NAME = (
     r"(?![\w'’+#-])(?=\s*(?:[.,;:!?。，、)\]}\"]|$|\n)"
     r"|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
@@ -308,20 +340,27 @@ _NAMED = re.compile(
     # At the start of a statement:
     # `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
     r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
-    r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not|because|since|as)\b"
+    r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not"
+    r"|because|since|as)\b"
     r"|(?<![a-z])[(\[{]([A-Z])[)\]}]"
-    rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    rf"|(?i:{_CHOICE}(?:\s*(?:{WORDS['correct']}))?\s*(?:{WORDS['link']})?[\s:=]*(?:(?:{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
+    rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b"
+    rf"|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    rf"|(?i:{_CHOICE}(?:\s*(?:{WORDS['correct']}))?\s*(?:{WORDS['link']})?[\s:=]*(?:(?:"
+    rf"{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+"
+    rf"[a-z])"
+    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*"
+    r"|go(?:es|ing)? (?:with|for)"
     r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
     rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
-    r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
+    r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true"
+    r"|answer))"
 )
 _DENIED = re.compile(
     r"(?:(?:(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|cannot"
     r"|(?:anything|everything|all) but)|n't|"
     r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)\s+)|(?:不[是选選]|并非|並非)\s*)"
-    rf"(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})(?![\w'’])"
+    rf"(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})("
+    rf"?![\w'’])"
 )
 _IS_WRONG = re.compile(
     r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
@@ -335,7 +374,8 @@ _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 # 0.\overline{36}, 0.\bar3, 0.(36), 0.\dot{3}\dot{6}; with dots behind them digits that stand there
 # three times (0.333...), or twice from the point on (0.3636...).
 _REPEATING = re.compile(
-    r"(?<![0-9.,])(?P<whole>[0-9]{1,20})?\.(?:(?P<before>[0-9]{0,20}?)(?:\\(?:overline|bar|overbar)\s*"
+    r"(?<![0-9.,])(?P<whole>[0-9]{1,20})?\.(?:(?P<before>[0-9]{0,20}?)(?:\\(?:overline|bar"
+    r"|overbar)\s*"
     r"(?:\{\s*(?P<line>[0-9]{1,20})\s*\}|(?P<digit>[0-9]))|\((?P<brackets>[0-9]{1,20})\)(?![0-9])"
     r"|\\dot\s*\{?(?P<first>[0-9])\}?(?:(?P<middle>[0-9]{0,20})\\dot\s*\{?(?P<last>[0-9])\}?)?"
     r"|(?<=\.)(?P<said>[0-9])(?P=said)*\s+\(?(?:repeating|recurring)\b\)?"
@@ -344,7 +384,8 @@ _REPEATING = re.compile(
 )
 CHARACTERS = translation("characters")
 _EMOJI = re.compile(
-    "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u266c\u2670-\u27bf\u2b00-\u2bff\ufe0f\u200b-\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
+    "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u266c\u2670-\u27bf\u2b00-\u2bff\ufe0f\u200b-"
+    "\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
 )
 
 
@@ -447,9 +488,11 @@ def extract_number(text: str, strict: bool = False) -> str | None:
 
 
 def solution_answer(solution: str) -> str | None:
-    """The answer that a worked solution states by a `####` line or a box, None where it states none.
+    """The answer that a worked solution states by a `####` line or a box, None where it states
+    none.
 
-    Raises DataError for boxes of several answers that nothing joins: none of them is known to be it.
+    Raises DataError for boxes of several answers that nothing joins: none of them is known to be
+    it.
     """
     stated = extract(solution, strict=True, words=True)
     boxes = dict.fromkeys(map(normalize, _joined_boxes(spoken(solution), True)))
@@ -578,7 +621,7 @@ def bare(text: str) -> str:
 
 
 def repeating(text: str) -> str:
-    r"""`text` with fractions for its repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
+    r"""`text` with fractions for repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
     text = rewrite(text, "marked_digits")
     return _REPEATING.sub(_repeating_fraction, text)
 
@@ -680,7 +723,9 @@ def _unescape(value: str) -> str:
 
 
 def _sentences(text: str) -> list[str]:
-    """What the key "answer" of JSON or `<answer>` holds, else what follows each "answer is" or "answer:"."""
+    """What the key "answer" of JSON or `<answer>` holds, else what follows each "answer is" or
+    "answer:".
+    """
     stated = [_unescape("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)]
     stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
     return [sentence.strip() for sentence in stated if normalize(sentence)]
@@ -741,7 +786,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _digits(spelt: re.Match[str]) -> str:
-    """What stands in the brackets of `five (5)`, or all of it where the words say another number."""
+    """What stands in the brackets of `five (5)`; all of it where the words say another number."""
     whole = part = 0
     for word in re.findall(_WORD, spelt[1].casefold()):
         scale = FACTORS.get(word, 1)
@@ -890,7 +935,8 @@ def _value(text: str) -> Fraction | None:
     inner = text.strip("()[]{} \t\r\n")
     if text[:1] in "([{" and "," in inner:
         return None  # (1,234) is a pair or an interval
-    text = inner[_PREFIX.match(inner).end() :]  # type: ignore[union-attr]  # every part is optional: it always matches
+    # Every part of these is optional: they always match.
+    text = inner[_PREFIX.match(inner).end() :]  # type: ignore[union-attr]
     match = _VALUE.match(text)
     if match is None:
         return None
@@ -922,7 +968,8 @@ def _is_unit(rest: str) -> bool:
     rest = "".join(
         sign for sign in rest if sign not in ".'’" and unicodedata.category(sign)[0] != "M"
     )
-    rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]  # it may be empty: it always matches
+    # It may be empty: it always matches.
+    rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]
     if not _UNIT.fullmatch(rest):
         return False
     words = re.findall(_WORD, rest)

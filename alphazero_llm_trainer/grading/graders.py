@@ -13,17 +13,18 @@ its order: a `####` line, the last `\boxed{}`, "the answer is". Of a response th
   may be rounded. A set is no pair and no interval; an inequality in one variable is the interval
   that it describes. Values of several names are a tuple in the order of the names, three terms and
   a colon between them a ratio, and propositions are compared by logic. Primes, transposes and
-  derivatives, which math-verify drops, must agree. Two equations (`x = 5` and `y = 5`), percentages and whatever else
-  `answers.equal` doesn't find equal are math-verify's, in a process of its own (see
-  `math_verifier`).
+  derivatives, which math-verify drops, must agree. Two equations (`x = 5` and `y = 5`), percentages
+  and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
+  (see `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over
   words after the official normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018),
-  but for marks that mean something (C++, p & q, Hepatitis A); right means EM, and F1 is the score. Where gold is yes,
-  no, true or false, an answer may explain it behind a comma ("No, it isn't").
-* **exact**: as words; right means the same text but for white space, and for tags that gold has not.
-* **choice**: as words; the letter that the answer names counts (`answers.letter`). What names none is
-  passed over (a box of a formula), of a response without one the last line that names one counts;
-  options that are only listed are no choice.
+  but for marks that mean something (C++, p & q, Hepatitis A); right means EM, and F1 is the score.
+  Where gold is yes, no, true or false, an answer may explain it behind a comma ("No, it isn't").
+* **exact**: as words; right means the same text but for white space, and for tags that gold has
+  not.
+* **choice**: as words; the letter that the answer names counts (`answers.letter`). What names none
+  is passed over (a box of a formula), of a response without one the last line that names one
+  counts; options that are only listed are no choice.
 * **mixed**: each by the rule of its gold answer's kind.
 
 Answers other than numbers are taken as they stand. A gold answer that is a sentence ("The answer is
@@ -37,10 +38,12 @@ import string
 import struct
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
+from typing import ClassVar
 
 from . import answers
 from .math_verifier import Request, shared_verifier
@@ -54,13 +57,16 @@ _LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 # `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
 _FORMULA = re.compile(
     r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
-    r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
-    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*(?:[\d)]|(?-i:\b[a-z]))!)"
+    r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*"
+    r"|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
+    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*(?:[\d)]"
+    r"|(?-i:\b[a-z]))!)"
     r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
     re.IGNORECASE,
 )
 _FUNCTION = re.compile(
-    rf"(?<![a-zA-Z])(?:(?:{WORDS['functions']}|{WORDS['greek']}|sqrt|cbrt|abs)(?= ?[(\d₀-₉πθ√*/^+-])"
+    rf"(?<![a-zA-Z])(?:(?:{WORDS['functions']}|{WORDS['greek']}|sqrt|cbrt"
+    rf"|abs)(?= ?[(\d₀-₉πθ√*/^+-])"
     rf"|(?<=[\d*/^+(-])(?:{WORDS['greek']})"
     rf"|(?:{WORDS['functions']})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
 )
@@ -80,7 +86,8 @@ _BASE = re.compile(
 )
 _SHIFTED = re.compile("([⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+)|[₀-₉ₙ]+")
 _NO_BASE = re.compile(
-    r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
+    r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right"
+    r"|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
 )
 # What may stand before a pair, and before a set or an interval.
 _TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
@@ -104,15 +111,19 @@ _FOLDED = translation("folded") | translation("characters")
 # Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
 # changes what is meant. Signs of mathematics always do.
 _MARKS = re.compile(
-    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
-    r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)|(?<=\b\w )[-*/](?= \w\b)"
-    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)|(?<!\w)!(?=[a-z]\b)|[♭♮])|[^\w\s]|_"
+    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)"
+    r"|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
+    r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)"
+    r"|(?<=\b\w )[-*/](?= \w\b)"
+    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)"
+    r"|(?<!\w)!(?=[a-z]\b)|[♭♮])|[^\w\s]|_"
 )
 _JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠≈|→←↔∧∨∩∪∈∉±])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
 # What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
 _ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
 _LABEL = re.compile(
-    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
+    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}"
+    r"|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
     r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
     re.DOTALL,
 )
@@ -156,21 +167,22 @@ class Grade:
 
 class Grader:
     """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks
-    another process."""
+    another process. `find` finds the answer in a response."""
 
     waits = False
+    find: ClassVar[Callable[..., str | None]] = staticmethod(answers.extract)
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         r"""The answer that `response` states, as written, or None.
 
         strict: a `####` line or a `\boxed{}` alone counts, as of a response that a limit cut.
         """
-        return answers.extract(response, strict=strict)
+        return self.find(response, strict=strict)
 
     def vote_key(self, response: str) -> str:
         """What responses with the same answer share, for majority votes; "" where there is no
         answer."""
-        return answers.normalize(self.final_answer(response) or "")
+        return self.key(self.final_answer(response) or "")
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
         """The grades of (response, gold) pairs. `strict` as in `final_answer`."""
@@ -186,14 +198,16 @@ class Grader:
         """Whether two answers are the same."""
         return answers.equal(answer, answers.bare(gold))
 
+    def key(self, answer: str) -> str:
+        """What equal answers share."""
+        return answers.normalize(answer)
+
 
 class NumberGrader(Grader):
     """Numbers. A decimal of seven digits or more, as floats have, is compared within its own
-    precision."""
+    precision. What is no number is no answer."""
 
-    def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. What is no number is no answer."""
-        return answers.extract_number(response, strict)
+    find = staticmethod(answers.extract_number)
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`."""
@@ -208,10 +222,7 @@ class MathGrader(Grader):
     answer that took longer."""
 
     waits = True
-
-    def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`."""
-        return answers.extract(response, strict=strict, words=True)
+    find = staticmethod(partial(answers.extract, words=True))
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
         """See `Grader.grade_many`; math-verify gets all pairs in one batch."""
@@ -249,27 +260,25 @@ _BEGUN = re.compile(
 )
 
 
+def extract_line(text: str, strict: bool = False) -> str | None:
+    """The answer that a response states in words; a response of one line is an answer."""
+    stated, said = answers.extract(text, strict, words=True), answers.spoken(text).strip()
+    if stated is None and not strict and "\n" not in said:
+        return said or None
+    return stated
+
+
 class ExactGrader(Grader):
     """Any text: the same but for white space, and for tags where the gold answer has none."""
 
-    def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. A response of one line is an answer."""
-        stated = answers.extract(response, strict, words=True)
-        said = answers.spoken(response).strip()
-        if stated is None and not strict and "\n" not in said:
-            stated = said or None
-        return stated
-
-    def vote_key(self, response: str) -> str:
-        """See `Grader.vote_key`."""
-        return self.key(self.final_answer(response) or "")
+    find = staticmethod(extract_line)
 
     def same(self, answer: str, gold: str) -> bool:
         """See `Grader.same`."""
         return self.key(gold) in (self.key(answer), self.key(answers.untagged(answer)))
 
     def key(self, answer: str) -> str:
-        """What equal answers share."""
+        """See `Grader.key`."""
         return " ".join(answer.split())
 
 
@@ -300,11 +309,9 @@ class WordsGrader(ExactGrader):
 
 
 class ChoiceGrader(ExactGrader):
-    """One letter of several choices."""
+    """One letter of several choices. What names no choice is no answer beside what names one."""
 
-    def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Grader.final_answer`. What names no choice is no answer beside what names one."""
-        return answers.extract_choice(response, strict)
+    find = staticmethod(answers.extract_choice)
 
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""

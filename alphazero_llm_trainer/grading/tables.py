@@ -1,5 +1,5 @@
-"""The tables of `tables.toml`, as the answer reader and the graders use them: languages, scale words
-and signs, the marks of thinking, and ways of writing one thing."""
+"""The tables of `tables.toml`, as the answer reader and the graders use them: languages, scale
+words and signs, the marks of thinking, and ways of writing one thing."""
 
 from __future__ import annotations
 

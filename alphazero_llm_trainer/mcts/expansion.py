@@ -17,6 +17,7 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import (
     Generated,
     Limits,
+    RolloutRequest,
     StepPolicy,
     TeacherProposal,
     ValueFunction,
@@ -61,19 +62,7 @@ class TokenPolicy(Protocol):
         """
         ...
 
-    async def rollout(
-        self,
-        prompt: tuple[int, ...],
-        response: tuple[int, ...],
-        kind: str,
-        limit: int,
-        seed: int,
-        top_k: int,
-    ) -> tuple[Generated, Cost]:
-        """Go on after `response` to its end ("sample", "greedy" or "beam"), `limit` tokens at most,
-        with each step's `top_k` next tokens.
-        """
-        ...
+    async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]: ...
 
     async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
         """The k likeliest next tokens with their log-probabilities (nats), likeliest first."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from ..engine.protocol import RolloutRequest
 from ..tree.arena import ROOT, Rollout
 from ..types import Direction, RewardParts, Step
 from .expansion import Expansion, TokenPolicy
@@ -142,9 +143,8 @@ class TokenExpansion(Expansion[TokenPolicy]):
         settings = self.settings
         assert settings.rollout is not None, "the driver chose one"
         kind = settings.rollout if self.rolls else "greedy"
-        generated, spent = await self.policy.rollout(
-            self.prompt, ids, kind, limit, seed, settings.top_k
-        )
+        asked = RolloutRequest(self.prompt, ids, kind, limit, seed, settings.top_k)
+        generated, spent = await self.policy.rollout(asked)
         self.cost.add(spent)
         whole = ids + generated.token_ids
         verdict = self.policy.verdict(whole) or "length"

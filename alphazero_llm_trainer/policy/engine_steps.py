@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits, StepPolicy
+from ..engine.protocol import Generated, GenerateRequest, StepPolicy, Wanted
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Problem, Step, ids_of, text_of
 from .chat import Prompts
@@ -36,28 +36,21 @@ class EngineSteps(Prompts, StepPolicy):
         self.student, self.temperature = student, temperature
         self.lead = student.lead()  # once: it renders the chat template
 
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,
+    async def draw(
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """See `StepPolicy`."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
         request = GenerateRequest(
             prompt_ids=prefix,
-            n=n,
-            max_new_tokens=limits.tokens,
-            temperature=self.temperature if temperature is None else temperature,
-            seed=seed,
-            max_steps=limits.steps,
-            without=without or (),
+            n=wanted.n,
+            max_new_tokens=wanted.limits.tokens,
+            temperature=wanted.temperature,
+            seed=wanted.seed,
+            max_steps=wanted.limits.steps,
+            without=wanted.without or (),
             tempered=self.temperature
-            if without is not None and self.temperature not in (0.0, 1.0)
+            if wanted.without is not None and self.temperature not in (0.0, 1.0)
             else None,
         )
         [generated] = await self.student.engine.generate([request])

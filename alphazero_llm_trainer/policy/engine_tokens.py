@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..engine.protocol import Engine, Generated, GenerateRequest
+from ..engine.protocol import Engine, Generated, GenerateRequest, RolloutRequest
 from ..engine.step_ends import joins
 from ..errors import ConfigError
 from ..grading.answers import is_final
@@ -81,26 +81,19 @@ class EngineTokens(Prompts):
             return "answer"
         return "ended" if ended else None
 
-    async def rollout(
-        self,
-        prompt: tuple[int, ...],
-        response: tuple[int, ...],
-        kind: str,
-        limit: int,
-        seed: int,
-        top_k: int,
-    ) -> tuple[Generated, Cost]:
+    async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]:
         """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens
         are paid for.
         """
-        prefix = prompt + response
-        if kind == "beam":
+        response, limit = asked.response, asked.limit
+        prefix = asked.prompt + response
+        if asked.kind == "beam":
             generated, sampled = await beam_search(
                 self.engine,
                 prefix,
                 self.beam,
                 limit,
-                top_k,
+                asked.top_k,
                 lambda ids: self.verdict(response + ids) is not None,
             )
             return generated, Cost(
@@ -109,9 +102,9 @@ class EngineTokens(Prompts):
         request = GenerateRequest(
             prefix,
             max_new_tokens=limit,
-            temperature=0.0 if kind == "greedy" else self.temperature,
-            seed=seed,
-            top_k=top_k,
+            temperature=0.0 if asked.kind == "greedy" else self.temperature,
+            seed=asked.seed,
+            top_k=asked.top_k,
         )
         [[generated]] = await self.engine.generate([request])
         return self._cut(response, generated), drawing_cost(prefix, [generated])

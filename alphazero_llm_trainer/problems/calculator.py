@@ -21,6 +21,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
+from ..grading.tables import rewrite
+
 CACHED_LINES = 8192
 LONGEST = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
@@ -47,18 +49,6 @@ _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 # `21 - 12 reads 9`: a spaced operation, unlike `1/2` or `2-3`, states something
 _OPERATION = re.compile(r"\d[ \t]+[-+*/×÷][ \t]+\$?\d")
 _CLAUSES = re.compile(r"[\n;]|[.,](?!\d)")
-
-# What LaTeX and markdown write, as plain arithmetic: what is left, a `\sqrt` say, is no part of an
-# equation.
-_MARKS = (
-    (re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"), " "),
-    (re.compile(r"\\boxed\s*\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
-    (re.compile(r"\\(?:times|cdot)(?![a-zA-Z])"), "*"),
-    (re.compile(r"\\div(?![a-zA-Z])"), "/"),
-    (re.compile(r"(?<=\d)\s?\\?%\s+of\s+(?=\$?\d)"), "/100 * "),
-    (re.compile(r"\\(?:left|right)(?=[()])|\\[ ,;!]|\\(?=[$%])|\{(?=,)|(?<=,)\}|\*\*"), ""),
-)
 
 Lexeme = tuple[str, str]  # kind and text
 
@@ -92,7 +82,8 @@ def equations(text: str) -> tuple[bool | None, ...]:
         if left is not None and other is not None:
             verdicts.append(_agree(left, other, [*clause, *after]))
         else:
-            # `3 apples + 4 apples = 7 apples`: words may be units, so that it is never called false.
+            # `3 apples + 4 apples = 7 apples`: words may be units, so that it is never called
+            # false.
             bare = _evaluated([token for token in clause if not token[1].isalpha()])
             verdicts.append(True if bare is not None and bare == (other, True) else None)
     clauses = _CLAUSES.split(text)
@@ -145,9 +136,7 @@ def plain(text: str) -> str:
     its `\text{}`.
     """
     marked = "\\" in text or "**" in text or "%" in text
-    for pattern, instead in _MARKS if marked else ():
-        text = pattern.sub(instead, text)
-    return text
+    return rewrite(text, "arithmetic") if marked else text
 
 
 def _tokens(text: str) -> list[Lexeme]:

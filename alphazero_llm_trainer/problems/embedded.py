@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from ..config.shipped import read_yaml
 from ..errors import DataError
 from ..types import Problem, Task
 from .source import SPLITS
@@ -28,25 +31,16 @@ LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6)}  # level -> how many steps its s
 DISTRACTOR_PROBABILITY = 0.3
 MAX_RESULT = 60  # no intermediate result is larger; none is below 1
 
-GIRLS = ("Ana", "Eva", "Lily", "Mia", "Zoe")
-BOYS = ("Ben", "Leo", "Max", "Sam", "Tom")
-THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "stamps")
-CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
-
 Operation = tuple[int, str, int, int]  # left operand, one of + - * /, right operand, result
 
 
 class ProblemKind(NamedTuple):
     """One kind of sentence: its phrasings, the operations that it adds to the worked solution, and
-    the numbers that are drawn for it, each from a range.
-
-    In `operations` stand numbers, the drawn ones by name, `have` for the current number of things
-    and `it` for the result before. A subtrahend and a divisor that aren't drawn are chosen so that
-    they fit.
+    the numbers that are drawn for it, each from a range: see stories.yaml.
     """
 
-    phrasings: tuple[str, ...]
-    operations: tuple[str, ...] = ()
+    phrasings: Sequence[str]
+    operations: Sequence[str] = ()
     drawn: Mapping[str, tuple[int, int]] = {}
 
 
@@ -89,209 +83,17 @@ def apply(a: int, op: str, b: int) -> int:
     return a + b if op == "+" else a - b if op == "-" else a * b
 
 
-N, K = {"n": (2, 12)}, {"k": (2, 5)}
-BOXES = K | {"m": (2, 6)}
-# Fields: A the person, S/s/o/p her pronouns (She, she, her, her), B C D other people, T things, U
-# other things, box/boxes a container, and numbers.
-OPENINGS = (
-    ProblemKind(
-        (
-            "{A} has {have} {T}.",
-            "{A} starts the day with {have} {T}.",
-            "{A} owns {have} {T}.",
-            "There are {have} {T} in the room of {A}.",
-        ),
-        (),
-        {"have": (4, 30)},
-    ),
-    ProblemKind(
-        (
-            "{A} has {k} {boxes} with {m} {T} in each.",
-            "{A} fills {k} {boxes} with {m} {T} each.",
-            "There are {m} {T} in each of the {k} {boxes} of {A}.",
-        ),
-        ("k * m",),
-        {"k": (2, 5), "m": (2, 8)},
-    ),
-    ProblemKind(
-        (
-            "{A} has {a} red {T} and {b} blue {T}.",
-            "{A} gets {a} {T} on Monday and {b} {T} on Tuesday.",
-            "{A} finds {a} {T} in the morning and {b} more in the evening.",
-        ),
-        ("a + b",),
-        {"a": (3, 25), "b": (2, 12)},
-    ),
-    ProblemKind(
-        (
-            "{B} has {a} {T}. {A} has {n} more {T} than {B}.",
-            "{B} owns {a} {T} and {A} owns {n} more than that.",
-            "{A} has {n} more {T} than {B}, who has {a} {T}.",
-        ),
-        ("a + n",),
-        {"a": (4, 25), "n": (2, 12)},
-    ),
-    ProblemKind(
-        (
-            "{B} has {a} {T}. {A} has {n} fewer {T} than {B}.",
-            "{B} owns {a} {T} and {A} owns {n} fewer than that.",
-            "{A} has {n} fewer {T} than {B}, who has {a} {T}.",
-        ),
-        ("a - n",),
-        {"a": (4, 25)},
-    ),
-)
-EVENTS = (
-    ProblemKind(
-        (
-            "{S} buys {n} more {T}.",
-            "{D} gives {o} {n} {T}.",
-            "Then {s} finds {n} more {T}.",
-            "On the way home {s} gets {n} {T}.",
-        ),
-        ("have + n",),
-        N,
-    ),
-    ProblemKind(
-        (
-            "{S} gives {n} {T} to {D}.",
-            "Then {s} loses {n} {T}.",
-            "{S} sells {n} of the {T}.",
-            "{D} takes {n} {T} from {o}.",
-        ),
-        ("have - n",),
-    ),
-    ProblemKind(
-        (
-            "Then {s} doubles the number of {p} {T}.",
-            "A week later {s} has twice as many {T}.",
-            "{D} is kind and doubles the number of {p} {T}.",
-        ),
-        ("have * 2",),
-    ),
-    ProblemKind(
-        (
-            "Then {s} triples the number of {p} {T}.",
-            "A week later {s} has three times as many {T}.",
-            "{D} is kind and triples the number of {p} {T}.",
-        ),
-        ("have * 3",),
-    ),
-    ProblemKind(
-        (
-            "{S} gives half of {p} {T} to {D}.",
-            "Then {s} loses half of the {T}.",
-            "{S} sells half of the {T}.",
-        ),
-        ("have / 2",),
-    ),
-    ProblemKind(
-        (
-            "{S} splits the {T} equally into {k} {boxes} and keeps only one {box}.",
-            "{S} puts the {T} equally into {k} {boxes} and loses all but one {box}.",
-            "{S} shares the {T} equally with friends, so that each of the {k} people gets "
-            "the same.",
-        ),
-        ("have / k",),
-    ),
-    ProblemKind(
-        (
-            "{S} buys {k} {boxes} with {m} {T} in each.",
-            "{D} gives {o} {k} {boxes} of {m} {T} each.",
-            "Then {s} gets {m} more {T} from each of {k} friends.",
-        ),
-        ("k * m", "have + it"),
-        BOXES,
-    ),
-    ProblemKind(
-        (
-            "{S} gives {m} {T} to each of {k} friends.",
-            "Then {s} sells {k} {boxes} of {m} {T} each.",
-            "{D} takes {k} {boxes} with {m} {T} in each from {o}.",
-        ),
-        ("k * m", "have - it"),
-        BOXES,
-    ),
-)
-CLOSINGS = (
-    ProblemKind(
-        (
-            "How many {T} does {A} have now?",
-            "How many {T} does {A} have in the end?",
-            "What is the number of {T} that {A} has now?",
-        ),
-    ),
-    ProblemKind(
-        (
-            "{S} shares all the {T} equally among {k} friends. How many {T} does each friend get?",
-            "{S} splits the {T} equally into {k} {boxes}. How many {T} are in each {box}?",
-            "If {k} friends share the {T} equally, how many {T} does each friend get?",
-        ),
-        ("have / k",),
-    ),
-    ProblemKind(
-        (
-            "{C} has {n} more {T} than {A}. How many {T} does {C} have?",
-            "How many {T} does {C} have if {C} has {n} more {T} than {A}?",
-            "{C} has {n} {T}. How many {T} do {A} and {C} have together?",
-        ),
-        ("have + n",),
-        N,
-    ),
-    ProblemKind(
-        (
-            "{C} has {n} fewer {T} than {A}. How many {T} does {C} have?",
-            "How many {T} does {C} have if {C} has {n} fewer {T} than {A}?",
-            "{C} has {n} {T}. How many more {T} than {C} does {A} have?",
-        ),
-        ("have - n",),
-    ),
-    ProblemKind(
-        (
-            "{C} has {n} more {T} than {A}. How many {T} do {A} and {C} have together?",
-            "{C} has {n} more {T} than {A}. What is the number of {T} they have together?",
-            "How many {T} do {A} and {C} have together if {C} has {n} more than {A}?",
-        ),
-        ("have + n", "have + it"),
-        N,
-    ),
-    ProblemKind(
-        (
-            "{C} has twice as many {T} as {A}. How many {T} do {A} and {C} have together?",
-            "{C} has twice as many {T} as {A}. What is the number of {T} they have together?",
-            "How many {T} do {A} and {C} have together if {C} has twice as many as {A}?",
-        ),
-        ("have * 2", "have + it"),
-    ),
-    ProblemKind(
-        (
-            "{S} sells the {T} for {k} dollars each. How many dollars does {A} get?",
-            "How many dollars does {A} get if {s} sells all the {T} for {k} dollars each?",
-            "Each of the {T} costs {k} dollars. How many dollars do all the {T} cost together?",
-        ),
-        ("have * k",),
-        K,
-    ),
-    ProblemKind(
-        (
-            "{S} sells the {T} for {k} dollars each and spends {n} dollars. "
-            "How many dollars does {A} have left?",
-            "{S} sells all the {T} for {k} dollars each. Then {s} gives {n} dollars to {D}. How "
-            "many dollars does {A} have left?",
-            "{S} gets {k} dollars for each of the {T} and pays {n} dollars for lunch. How many "
-            "dollars does {A} have now?",
-        ),
-        ("have * k", "it - n"),
-        K,
-    ),
-)
-DISTRACTORS = (
-    "{D} is {n} years old.",
-    "{C} has {n} {U}.",
-    "It is {n} degrees outside.",
-    "The way home takes {n} minutes.",
-    "{S} reads {n} pages in the evening.",
-)
+@cache
+def words(part: str) -> list[Any]:
+    """A list of stories.yaml: of people, things and containers."""
+    listed: list[Any] = read_yaml(Path(__file__).with_name("stories.yaml"))[part]
+    return listed
+
+
+@cache
+def kinds_of(part: str) -> list[ProblemKind]:
+    """The kinds of sentences that stories.yaml lists as a part of a story."""
+    return [ProblemKind(**kind) for kind in words(part)]
 
 
 Story = list[tuple[ProblemKind, dict[str, int]]]  # kinds of sentences, and their numbers
@@ -330,15 +132,17 @@ def vocabulary_texts() -> Iterator[str]:
     """Texts that hold, between them, every piece of text the generator can write (numbers, for one,
     digit by digit).
     """
-    openings = [phrasing for kind in OPENINGS for phrasing in kind.phrasings]
-    others = [phrasing for kind in EVENTS + CLOSINGS for phrasing in kind.phrasings]
+    openings = [phrasing for kind in kinds_of("openings") for phrasing in kind.phrasings]
+    others = kinds_of("events") + kinds_of("closings")
+    later = [phrasing for kind in others for phrasing in kind.phrasings] + words("distractors")
     numbers: dict[str, Any] = dict.fromkeys(("n", "k", "m", "a", "b", "have"), 1234567890)
-    for i, things in enumerate(THINGS):
-        girl, boy = GIRLS[i % len(GIRLS)], BOYS[i % len(BOYS)]
+    girls, boys, containers = words("girls"), words("boys"), words("containers")
+    for i, things in enumerate(words("things")):
+        girl, boy = girls[i % len(girls)], boys[i % len(boys)]
         for people in ([girl, boy, boy, boy], [boy, girl, girl, girl]):
-            fields = _fields(people, things, things, CONTAINERS[i % len(CONTAINERS)]) | numbers
+            fields = _fields(people, things, things, containers[i % len(containers)]) | numbers
             yield from (p.format(**fields) for p in openings)
-            yield from (f" {p}".format(**fields) for p in (*openings, *others, *DISTRACTORS))
+            yield from (f" {p}".format(**fields) for p in (*openings, *later))
     yield "1 + 2 = 3\n1 - 2 = 3\n1 * 2 = 3\n1 / 2 = 3\n#### 3"
 
 
@@ -348,13 +152,13 @@ def _pick(rng: Random, items: Any) -> Any:
 
 def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
     """One candidate and its worked solution, or None where the drawn kinds don't fit together."""
-    opening, closing = _pick(rng, OPENINGS), _pick(rng, CLOSINGS)
+    opening, closing = _pick(rng, kinds_of("openings")), _pick(rng, kinds_of("closings"))
     left = _pick(rng, LEVELS[level]) - len(opening.operations) - len(closing.operations)
     if left < 0:
         return None
     kinds = [opening]
     while left:
-        event = _pick(rng, EVENTS)
+        event = _pick(rng, kinds_of("events"))
         # The same kind twice in a row reads as a slip of the pen.
         if len(event.operations) <= left and event is not kinds[-1]:
             kinds.append(event)
@@ -377,23 +181,27 @@ def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
 
 
 def _render(rng: Random, story: Story) -> str:
-    people = [rng.sample(GIRLS, 3), rng.sample(BOYS, 3)]
+    people = [rng.sample(words("girls"), 3), rng.sample(words("boys"), 3)]
     # Everybody else is of the other sex, so that a pronoun always means the story's person.
     first = rng.random() < 0.5
     others = people[first]
     names = [people[not first][0], *others]
-    things, other_things = rng.sample(THINGS, 2)
-    fields: dict[str, Any] = _fields(names, things, other_things, _pick(rng, CONTAINERS))
+    things, other_things = rng.sample(words("things"), 2)
+    fields: dict[str, Any] = _fields(names, things, other_things, _pick(rng, words("containers")))
     sentences = [_pick(rng, kind.phrasings).format(**fields, **numbers) for kind, numbers in story]
     if rng.random() < DISTRACTOR_PROBABILITY:
         where = 1 + int(rng.random() * (len(sentences) - 1))
-        sentences.insert(where, _pick(rng, DISTRACTORS).format(**fields, n=rng.randint(5, 40)))
+        sentences.insert(
+            where, _pick(rng, words("distractors")).format(**fields, n=rng.randint(5, 40))
+        )
     return " ".join(sentences)
 
 
 def _fields(
-    people: list[str], things: str, other_things: str, container: tuple[str, str]
+    people: list[str], things: str, other_things: str, container: list[str]
 ) -> dict[str, Any]:
-    pronouns = ("She", "she", "her", "her") if people[0] in GIRLS else ("He", "he", "him", "his")
-    words = (*people, *pronouns, things, other_things, *container)
-    return dict(zip((*"ABCDSsopTU", "box", "boxes"), words, strict=True))
+    pronouns = (
+        ("She", "she", "her", "her") if people[0] in words("girls") else ("He", "he", "him", "his")
+    )
+    values = (*people, *pronouns, things, other_things, *container)
+    return dict(zip((*"ABCDSsopTU", "box", "boxes"), values, strict=True))

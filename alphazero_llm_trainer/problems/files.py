@@ -24,7 +24,8 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
-from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at, usual
+from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
+from .shapes import usual
 from .source import Source
 from .task_list import TaskList, from_rows
 

@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import HOTPOTQA_PROMPT
-from .rows import Row, text_of
+from .rows import Row, passage_of, text_of
 
 
 class Context(BaseModel):
@@ -48,16 +48,14 @@ class HotpotQa(RowSource):
         try:
             context = Context.model_validate(columns.get("context"))
             facts = Facts.model_validate(columns.get("supporting_facts") or {})
-            paragraphs = list(zip(context.title, context.sentences, strict=True))
+            by_title = dict(zip(context.title, context.sentences, strict=True))
         except ValueError as error:  # pydantic's errors are ValueErrors
             raise DataError(
                 f"{where} has no `context` with a list of texts as `title` and as many lists of "
                 "texts as `sentences`, or other `supporting_facts` than `title` and `sent_id`: "
                 "write these or remove the row"
             ) from error
-        lines = [f"{title}: {''.join(sentences).strip()}" for title, sentences in paragraphs]
-        prompt = "\n".join([*lines, f"Question: {question}"])
-        by_title = dict(paragraphs)
+        prompt = f"{passage_of(context.model_dump())}\nQuestion: {question}"
         # Some rows point beyond a paragraph's end; those facts are left out.
         solution = [
             f"{title}: {' '.join(by_title[title][at].split())}"

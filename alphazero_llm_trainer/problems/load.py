@@ -57,8 +57,8 @@ def load_tasks(
         first = f" from number {start} on: start earlier, " if start else ": "
         raise DataError(
             f"source {source.name} has no {split} problems{first}"
-            f"name another split ({ALL!r} is all together) or a source with more, or give the rows a "
-            "column `split`"
+            f"name another split ({ALL!r} is all together) or a source with more, or give the "
+            "rows a column `split`"
         )
     check_gold(tasks, rewards)
     return tasks
@@ -184,12 +184,12 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
         )
 
 
-# What a record says of trees whose token ids are numbers of the search's own (`policy.remote`).
+# What a record says of trees whose token ids are numbers of the search's own (`chat.remote`).
 SERVER_TOKENS = {"tokens": "server"}
 
 
 def check_tokens(record: Mapping[str, Any], path: Path) -> None:
-    """Raise DataError for a tree record of the journal `path` whose token ids are no tokenizer's."""
+    """Raise DataError for a tree record of a journal `path` with token ids of no tokenizer."""
     if record.get("tokens") == SERVER_TOKENS["tokens"]:
         raise DataError(
             f"journal {path} has trees of a model behind --base-url, whose token ids are no "

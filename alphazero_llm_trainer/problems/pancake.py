@@ -5,7 +5,7 @@ then. The game is over with the step that leaves the row in order, so that row i
 end. A level is how many numbers there are and how many flips are allowed, see `LEVELS`.
 
 No flip is against the rules, only a row that is not what its flip makes. So a rule can say which
-steps are wrong, and not which ones lead anywhere: `exact_value` knows that.
+steps are wrong, and not which ones lead anywhere.
 
 Splits are disjoint by their rows: a row belongs to the split that its hash names.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from random import Random
 
 from ..errors import DataError
@@ -175,31 +174,3 @@ def play(row: str, steps: Sequence[str]) -> str | None:
             return None
         row = match[2]
     return row
-
-
-@lru_cache
-def distances(size: int) -> dict[str, int]:
-    """The fewest flips that bring each row of `size` numbers into order, by breadth-first search."""
-    goal = "123456789"[:size]
-    known, reached = {goal: 0}, [goal]
-    while reached:
-        before, reached = reached, []
-        for row in before:
-            for count in range(2, size + 1):
-                after = flip(row, count)
-                if after not in known:
-                    known[after] = known[row] + 1
-                    reached.append(after)
-    return known
-
-
-def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -> float:
-    """`discount` to the power of the flips that the row after legal `steps` still needs; 0 where
-    that is more than are left.
-    """
-    row, flips = read_question(problem.question)
-    after = play(row, steps)
-    if after is None:
-        return 0.0
-    needed = distances(len(row))[after]
-    return discount**needed if needed <= flips - len(steps) else 0.0

@@ -1,4 +1,4 @@
-"""Lists and objects that a table holds as text: as JSON, or as Python, pandas and numpy print them."""
+"""Lists and objects that a table holds as text: JSON, or what Python, pandas and numpy print."""
 
 from __future__ import annotations
 

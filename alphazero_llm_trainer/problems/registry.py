@@ -123,7 +123,8 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
     usual = sorted(known.keys() - {"file", "hub"})
     fix = (
         f"choose one of {', '.join(usual)}, a file or a folder of rows ({', '.join(ROW_FILES)}), "
-        "hub:OWNER/NAME, or file.py:NAME (a list of tasks, a function that returns one, or a Source)"
+        "hub:OWNER/NAME, or file.py:NAME (a list of tasks, a function that returns one, or a "
+        "Source)"
     )
     raise UnknownSourceError(f"problems.source is {address!r}: {nearest(address, usual, fix)}")
 

@@ -18,18 +18,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
-from functools import cache
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.sections import ProblemsConfig
-from ..config.shipped import read_yaml
 from ..errors import DataError
 from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
 from .printed import parse_printed
+from .shapes import read_shape, usual
 
 ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
 COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
@@ -54,10 +53,10 @@ class Columns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
     `more` is a second part of the question, `context` stands before it. Without an answer column
-    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose columns
-    are `lettered`. What all rows tell: `first`, the number of the first choice where answers are
-    numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where each has
-    one.
+    the solution states the answer. `choices` is a column, or a pattern of columns.yaml, whose
+    columns are `lettered`. What all rows tell: `first`, the number of the first choice where
+    answers are numbers of choices; `several`, which of a row's answers count (`COUNTS`), None where
+    each has one.
     """
 
     question: str = "question"
@@ -80,13 +79,6 @@ class Columns(NamedTuple):
         several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
-
-
-@cache
-def usual(part: str) -> list[Any]:
-    """The usual names of the columns that have a part of a task, as columns.yaml lists them."""
-    names: list[Any] = read_yaml(Path(__file__).with_name("columns.yaml"))[part]
-    return names
 
 
 def row_format(name: str) -> str | None:
@@ -156,16 +148,16 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
         question = pick("question", needed=True) or ""
     solution = pick("solution", problems.answer_column)
     answer = pick("answer", question, more, needed=solution is None)
-    choices, lettered = pick("choices"), tuple[str, ...]()
-    if choices is None and "label" in known and isinstance(columns.get(answer or ""), list):
-        choices, answer = answer, known["label"]  # ReClor: `answers` are the choices
-    patterns = [*usual("lettered"), *(usual("labelled") if "label" in known else ())]
+    choices, lettered, told = pick("choices"), tuple[str, ...](), known.get(usual("told"))
+    if choices is None and told is not None and isinstance(columns.get(answer or ""), list):
+        choices, answer = answer, told
+    patterns = usual("lettered") + (usual("labelled") if told is not None else [])
     for pattern in patterns if choices is None else ():
         by_label = columns_by_label(columns, pattern)
         if len(by_label) > 1:
             choices, lettered = pattern, tuple(by_label.values())
             if answer in lettered or pattern in usual("labelled"):
-                answer = known.get("label", answer)
+                answer = told or answer
             break
     context = pick("context", question, more, answer, solution)
     return Columns(question, answer, solution, choices, more, context, lettered)
@@ -272,7 +264,7 @@ def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
 def own_id(columns: Mapping[str, Any]) -> str | int | None:
     """A row's own id, or None; that of a question's template with the number of its `instance`
     (GSM-Symbolic)."""
-    own, instance = columns.get("id", columns.get("unique_id")), columns.get("instance")
+    own, instance = read_shape("id", columns), columns.get("instance")
     if isinstance(own, str | int) and isinstance(instance, str | int):
         return f"{own}/{instance}"
     return own if isinstance(own, str | int) else None
@@ -381,18 +373,14 @@ def has(row: Row, name: str) -> bool:
 
 
 def golds_of(row: Row, name: str) -> list[str]:
-    """A row's gold answers: one, or those of a list, each once. The shapes of TriviaQA, SQuAD and
-    DROP are known, and true and false."""
+    """A row's gold answers: one, or those of a list or of an object of a known shape, each once;
+    true and false in words."""
     columns, where = row
     value = value_at(columns, name)
     printed = parse_printed(value)
-    golds = isinstance(printed, Mapping) and printed.keys() & usual("golds")
-    if golds or name.lower() in usual("lists"):
-        value = printed
-    if isinstance(value, Mapping) and "value" in value:
-        value = [value["value"], *(value.get("aliases") or ())]
-    elif isinstance(value, Mapping):
-        value = value.get("text", value.get("spans", value))
+    golds = read_shape("gold", printed, printed)
+    if golds is not printed or name.lower() in usual("lists"):
+        value = golds
     texts = []
     for one in value if isinstance(value, list | tuple) and value else [value]:
         if isinstance(one, bool):
@@ -403,24 +391,22 @@ def golds_of(row: Row, name: str) -> list[str]:
 
 
 def passage_of(value: Any) -> str:
-    """The text of a question's context: a text, paragraphs, or HotpotQA's and its like with their
+    """The text of a question's context: a text, paragraphs, or those of a known shape with their
     titles."""
     if isinstance(value, str):
         return value.strip()
+    read = read_shape("passage", value, value)
+    if read is not value:
+        return passage_of(read)
     if isinstance(value, Mapping):
-        if "contexts" in value:
-            return passage_of(value["contexts"])
         title = value.get("title")
-        if isinstance(title, list) and "sentences" in value:
-            return passage_of([list(pair) for pair in zip(title, value["sentences"], strict=False)])
         texts = [passage_of(text) for name, text in value.items() if name != "title"]
         said = "\n".join(filter(None, texts))
         return f"{title}: {said}" if title else said
     if not isinstance(value, list | tuple):
         return ""
-    if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], list):
-        return f"{value[0]}: {''.join(map(str, value[1])).strip()}"
-    return "\n".join(filter(None, map(passage_of, value)))
+    paragraph: str | None = read_shape("paragraph", value)
+    return paragraph or "\n".join(filter(None, map(passage_of, value)))
 
 
 def value_at(columns: Mapping[str, Any], name: str) -> Any:
@@ -465,7 +451,7 @@ def question_of(row: Row, names: Columns) -> str:
 def text_of_parts(content: Any) -> Any:
     """A message's content: its text, where it is a list of parts that are texts."""
     if isinstance(content, list) and content:
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        texts = [read_shape("part", part) for part in content]
         if all(isinstance(text, str) for text in texts):
             return "\n".join(map(str, texts))
     return content
@@ -492,18 +478,15 @@ def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]
 
 def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
     """Labels (or none) and texts of choices: a list of texts, with labels of their own (`1) cat`)
-    or without, or of objects with `label` and `text`, an object with lists of both, as ARC has it,
-    or one with a text for each label."""
+    or without, or of objects; an object of a known shape, or with a text for each label."""
     labels: Iterable[Any] = ()
-    if isinstance(choices, Mapping) and "text" in choices:
-        labels, choices = choices.get("label") or (), choices["text"]
-    elif isinstance(choices, Mapping):
-        choices = {label: text for label, text in choices.items() if text is not None}
-        labels, choices = choices.keys(), choices.values()
+    if isinstance(choices, Mapping):
+        by_label = {label: text for label, text in choices.items() if text is not None}
+        choices, labels = read_shape("choices", choices, (by_label.values(), by_label))
     elif isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
-        labels = [choice.get("label", choice.get("key")) for choice in choices]
-        choices = [choice.get("text", choice.get("value")) for choice in choices]
-    texts = [] if isinstance(choices, str) else list(choices)
+        labels = [read_shape("label", choice) for choice in choices]
+        choices = [read_shape("text", choice) for choice in choices]
+    texts = list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else []
     if not 0 < len(texts) <= len(LETTERS) or not all(
         isinstance(text, str | Number) for text in texts
     ):
@@ -568,11 +551,11 @@ def text_of(row: Row, name: str) -> str:
     columns, where = row
     value = value_at(columns, name)
     if isinstance(value, Mapping):
-        value = value.get("text", value.get("value"))
+        value = read_shape("text", value)
     if isinstance(value, list | tuple) and value:
         value = value[0]
     if isinstance(value, Mapping):
-        value = value.get("content")  # a message's
+        value = read_shape("message", value)
     if isinstance(value, date):
         value = str(value).removesuffix(" 00:00:00")
     if isinstance(value, float) and math.isfinite(value):

@@ -42,7 +42,7 @@ class Source(ABC):
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
         opens: something may follow its name and a colon.
-        grader: how answers are read and compared, a name of `grading.GRADERS`.
+        grader: how answers are read and compared, a name of `graders.GRADERS`.
         system_prompt: what a chat model reads before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         reads: the keys of `KEYS` that it reads.
@@ -125,8 +125,8 @@ class Source(ABC):
         return self.reader.vote_key(response)
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """The grades of responses to tasks, in order. Of a task's gold answers the one counts that a
-        response meets best."""
+        """The grades of responses to tasks, in order. Of a task's gold answers the one counts that
+        a response meets best."""
         grades = self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
         for i, (response, task) in enumerate(pairs):
             if task.others and not grades[i].correct:

@@ -86,7 +86,8 @@ def check_states(problem: Problem, responses: Sequence[str]) -> None:
             for step in sorted(nexts[at, name]):
                 if follow((*one, step)) != follow((*other, step)):
                     raise ConfigError(
-                        f"`state` of source {source.name!r} says {name!r} after {' | '.join(one)!r} "
-                        f"and after {' | '.join(other)!r}, but they differ: {step!r} isn't the same "
-                        "after both. Name different states differently, or return None"
+                        f"`state` of source {source.name!r} says {name!r} after "
+                        f"{' | '.join(one)!r} and after {' | '.join(other)!r}, but they differ: "
+                        f"{step!r} isn't the same after both. Name different states differently, "
+                        "or return None"
                     )

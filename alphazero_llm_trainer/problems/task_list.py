@@ -42,7 +42,7 @@ class TaskList(Source):
         tasks: the tasks, or a list for each split; what of validation, arena and test is missing
             there is cut off "train" by a hash of the questions, and so are tasks of no split ("").
         name: the source's name.
-        grader: one of `grading.GRADERS`; None takes the one that fits the gold answers.
+        grader: one of `graders.GRADERS`; None takes the one that fits the gold answers.
         system_prompt: what a chat model reads first; None takes the rule's.
         read: how its rows were read, for the line that says which rule grades them.
     """

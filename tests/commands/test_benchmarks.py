@@ -1,7 +1,7 @@
 """The benchmarks' own machinery: siblings, values and noise are what they say."""
 
 import pytest
-from generations import GAMES, sibling
+from generations import GAMES, distances, exact_value, sibling
 from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
@@ -24,6 +24,22 @@ def test_each_step_has_one_other_legal_step_as_sibling():
     assert {sibling(game, problem, [], f"{k}:{flip('32145', k)}")[0] for k in (2, 4, 5)} == set(
         "245"
     )
+
+
+def test_the_exact_value_is_what_the_best_play_reaches():
+    table = distances(6)
+    assert (len(table), max(table.values())) == (720, 7)  # 6! rows; pancake numbers, OEIS A058986
+    for row, needed in table.items():
+        after = [table[flip(row, count)] for count in range(2, 7)]
+        assert all(abs(needed - other) <= 1 for other in after)
+        assert needed == 0 or min(after) == needed - 1
+    problem = Problem("p", "4 flips: 31425", "pancake")
+    assert distances(5)["31425"] == 4
+    values = [("", 1.0, 0.5**4), ("3:41325\n", 1.0, 0.5**3), ("4:24135\n", 0.0, 0.0)]
+    for steps, sure, discounted in values:
+        assert exact_value(problem, steps.splitlines()) == sure
+        assert exact_value(problem, steps.splitlines(), 0.5) == discounted
+    assert exact_value(problem, ["2:31425"]) == 0.0  # not a row that the flip makes
 
 
 def test_numbers_have_siblings_and_the_chance_of_random_play():

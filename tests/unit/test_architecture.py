@@ -3,14 +3,21 @@ is fetched at import.
 """
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 
 import pytest
 from tables import CHECKOUT
+
+from alphazero_llm_trainer.cli.main import build_parser
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.shipped import read_yaml, recipes, shipped
 
 PACKAGE = "alphazero_llm_trainer"
 ROOT = CHECKOUT / PACKAGE
@@ -204,32 +211,103 @@ def test_no_pattern_repeats_a_group_possessively():
                 assert not possessive.search(text), (name, node.lineno)
 
 
-def defined(tree):
-    """The names that a module or a class binds at its top, and those of its methods' `self`."""
+# What docstrings name that isn't this package's: other projects', file formats' and a user's own.
+OTHERS = set(
+    """H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
+    create_masks_for_generate datasets extra_body fully_shard from_pretrained
+    get_sequence_of_considered_visits gumbel_muzero_policy it model_fields_set null off on
+    on_policy_distillation orient qtransform_completed_by_mix_value reasoning_tokens sdpa
+    set_adapter stop_token_ids torchrun true alphazero_llm_trainer.sources pandas.DataFrame
+    reward_model.ground_truth score.0.weight score.2.weight str.translate
+    student.engine.set_policy verifiers.load_environment verifiers.v1.rollout
+    verifiers.v1.episode.Episode train_vllm.py""".split()
+)
+MADE = ("json", "jsonl", "html", "parquet", "safetensors", "toml", "yaml")  # files that are written
+FOREIGN_FLAGS = re.compile(r"--(env|run)\.|--tier")  # vf-eval's, and a flag that there isn't
+
+
+def bound(tree):
+    """The names that a module or a class binds at its top, imports too, and those of `self`."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from (part.id for one in targets for part in ast.walk(one) if hasattr(part, "id"))
+        elif hasattr(node, "body"):
+            yield from bound(node)
+    if isinstance(tree, ast.ClassDef):
+        inside = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        yield from (node.attr for node in inside if ast.unparse(node.value) == "self")
 
 
-def test_files_and_modules_that_docstrings_and_comments_name_are_there():
-    """`room/file.py`, and `room.module.NAME` where `room` is one of the package's."""
-    others = {"file.py", "train_vllm.py", "hotpot_evaluate_v1.py"}  # a user's and other projects'
-    files = [path for part in ("benchmarks", "scripts") for path in (CHECKOUT / part).rglob("*.py")]
-    rooms, stale = {room(name) for name in TREES} | {"search", "rollouts"}, []
+def names_in(tree):
+    """All names that stand in a module's code."""
+    for node in ast.walk(tree):
+        yield from {getattr(node, key, None) for key in ("id", "attr", "arg", "name")}
+
+
+def quoted_in(code):
+    """What docstrings and comments have in backticks."""
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+            yield from re.findall(r"`([^`\n]+)`", token.string)
+
+
+def keys_of(tree, before=""):
+    """The keys of a YAML file, each after its sections."""
+    for key, below in tree.items() if isinstance(tree, dict) else ():
+        yield from (f"{before}{key}", *keys_of(below, f"{before}{key}."))
+
+
+def homes_of_names():
+    """What may stand before a dot, by name: modules, rooms and classes, with what they bind."""
+    homes, bases = defaultdict(set), defaultdict(set)
+    for name, tree in TREES.items():
+        homes[name.rpartition(".")[2] or PACKAGE].update(bound(tree))
+        homes[room(name)].add(name.rpartition(".")[2])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].update(bound(node))
+                named = set(re.findall(r"\w+", " ".join(map(ast.unparse, node.bases))))
+                bases[node.name] |= named - {node.name}
+    for name in TopologicalSorter(bases).static_order():
+        homes[name].update(*(homes[base] for base in bases[name]))
+    homes["az"] = homes[PACKAGE]
+    return homes
+
+
+def test_names_that_docstrings_and_comments_quote_are_there():
+    """`file.py`, `module.NAME`, `Class.method`, `section.key: value`, `--flag` and `name`: of the
+    package, of its settings and commands, or of the module's own code."""
+    files = [f"/{path.as_posix()}" for path in (*FILES, *(CHECKOUT / "benchmarks").rglob("*.py"))]
+    homes, stale = homes_of_names(), set()
+    keys = set(keys_of(load_config().model_dump()))
+    for recipe in recipes():
+        keys.update(keys_of(read_yaml(shipped(f"{recipe}.yaml"))))
+    [commands] = [one.choices for one in build_parser()._actions if one.dest == "command"]
+    flags = {flag for parser in commands.values() for flag in parser._option_string_actions}
+    known = OTHERS.union(homes, *homes.values(), *(key.split(".") for key in keys))
     for path in FILES:
-        for quoted in re.findall(r"`([\w./]+)`", path.read_text(encoding="utf-8")):
-            if quoted.endswith(".py") and quoted not in others:
-                if not any(
-                    f"/{file.as_posix()}".endswith(f"/{quoted}") for file in (*FILES, *files)
-                ):
-                    stale.append((path.name, quoted))
+        own = set(names_in(TREES[module_name(path)]))
+        for text in quoted_in(path.read_text(encoding="utf-8")):
+            name = re.sub(r"\(.*\)$|(?<=\w)(: |=).*", "", text).removeprefix("config.")
+            home, _, last = name.rpartition(".")
+            if name.startswith("--") and name != "--":
+                there = name in flags or FOREIGN_FLAGS.match(name)
+            elif not re.fullmatch(r"[A-Za-z_]\w*([./]\w+)*", name) or name in OTHERS | keys:
                 continue
-            module, _, name = quoted.rpartition(".")
-            if room(quoted) not in rooms or not re.fullmatch(r"[A-Z]\w*", name):
+            elif last == "py":
+                there = any(file.endswith(f"/{name}") for file in files)
+            elif "/" in name or last in MADE:
                 continue
-            if module not in PACKAGES and name not in defined(TREES.get(module, ast.parse(""))):
-                stale.append((path.name, quoted))
-    assert not stale
+            elif home:
+                outer = home.rpartition(".")[2]
+                there = last in homes.get(outer, ()) or (outer in own and last in known | own)
+            else:
+                there = len(name) == 1 or name in known or name in own
+            if not there:
+                stale.add((module_name(path), text))
+    assert not stale, sorted(stale)

@@ -26,6 +26,7 @@ from support import EOS, LINE_ENDS, library_logprobs, tiny_engine, tiny_llama
 from tables import TESTS, read_json
 
 from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import RolloutRequest
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.descent import closed
 from alphazero_llm_trainer.mcts.driver import Search
@@ -220,7 +221,7 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper():
         lengths.append(len(prefix))
         assert tree.N[ROOT] == 8 == (tree.N[1] if prefix else 8)
         prompt, of = policy.prompt_ids(a_problem()), derive_seed(seed, "first")
-        first, _ = asyncio.run(policy.rollout(prompt, (), "sample", 20, of, 5))
+        first, _ = asyncio.run(policy.rollout(RolloutRequest(prompt, (), "sample", 20, of, 5)))
         assert first.token_ids[: len(prefix)] == prefix
         # The first rollout is the first simulation's, wherever the root went.
         assert first.token_ids in [response.token_ids for response in trajectories(tree)]

@@ -146,22 +146,6 @@ def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_ord
     assert {task.problem.level for task in played} == {1, 3}
 
 
-def test_the_exact_value_is_what_the_best_play_reaches():
-    table = pancake.distances(6)
-    assert (len(table), max(table.values())) == (720, 7)  # 6! rows; pancake numbers, OEIS A058986
-    for row, needed in table.items():
-        after = [table[pancake.flip(row, count)] for count in range(2, 7)]
-        assert all(abs(needed - other) <= 1 for other in after)
-        assert needed == 0 or min(after) == needed - 1
-    problem = SORTING.problem
-    assert pancake.distances(5)["31425"] == 4
-    values = [("", 1.0, 0.5**4), ("3:41325\n", 1.0, 0.5**3), ("4:24135\n", 0.0, 0.0)]
-    for steps, sure, discounted in values:
-        assert pancake.exact_value(problem, steps.splitlines()) == sure
-        assert pancake.exact_value(problem, steps.splitlines(), 0.5) == discounted
-    assert pancake.exact_value(problem, ["2:31425"]) == 0.0  # not a row that the flip makes
-
-
 @pytest.mark.parametrize("question", ["Sort 321", "12 flips: 331", "12 flips: 924"])
 def test_another_text_is_no_row_to_sort(question):
     with pytest.raises(DataError, match="write `12 flips: 936128547`"):
