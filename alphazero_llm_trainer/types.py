@@ -105,6 +105,23 @@ def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str
     return rest
 
 
+class ToolCall(NamedTuple):
+    """A call of a tool that a turn makes; `error` says why it can't be read, and then the name may
+    be "".
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    error: str | None = None
+
+
+class Said(NamedTuple):
+    """A turn of the student: its text beside the calls, and the calls in order."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and
