@@ -89,7 +89,7 @@ def as_call(found: Any, form: Form) -> ToolCall:
 
 def write_calls(said: Said, form: Form) -> str:
     """A turn in a form, as `read_calls` reads it."""
-    if not form.begin and (len(said.calls) > 1 or said.text.strip() and said.calls):
+    if not form.begin and (len(said.calls) > 1 or (said.text.strip() and said.calls)):
         raise ConfigError("a turn of this model is one call or text: write them as turns apart")
     calls = [
         f"{call.name}{form.apart}{json.dumps(call.arguments)}"
@@ -130,7 +130,9 @@ def render_turn(said: Said, before: Sequence[Mapping[str, Any]], render: Render)
         for message in (as_message(said), {"role": "assistant", "content": "#"})
     ]
     if not all(text.startswith(prompt) for text in texts):
-        raise ConfigError("the chat template rewrites earlier turns: tools need one that keeps them")
+        raise ConfigError(
+            "the chat template rewrites earlier turns: tools need one that keeps them"
+        )
     turn, plain = (text[len(prompt) :] for text in texts)
     return turn.removesuffix(plain.partition("#")[2])
 

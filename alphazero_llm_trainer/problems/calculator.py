@@ -91,6 +91,13 @@ def equations(text: str) -> tuple[bool | None, ...]:
     return tuple(verdicts)
 
 
+def evaluate(text: str) -> Fraction | None:
+    """The exact value of a text that is one expression, or None."""
+    tokens = _tokens(plain(text))
+    evaluated = _evaluated(tokens) if len(tokens) <= LONGEST else None
+    return None if evaluated is None else evaluated[0]
+
+
 def _clause(tokens: list[Lexeme], at: int) -> list[Lexeme]:
     """What stands before the equals sign at `at`, back to another one or the end of a sentence."""
     start = at

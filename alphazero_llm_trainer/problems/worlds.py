@@ -164,7 +164,7 @@ class ToolWorld(ABC):
         messages = tuple(answers)
         self.record(turn, said, messages)
         done = not said.calls or self.is_over()
-        reward = checked_reward(await self.final_reward()) if done else None
+        reward = await self.final_reward() if done else None
         names = tuple(call.name for call in said.calls)
         return Seen(messages, done, reward, names, tuple(errors), tuple(cut))
 
@@ -199,17 +199,22 @@ class ObjectWorld(ToolWorld):
         super().__init__(tooling)
         self.thing, self.row, self.messages = thing, row, messages
         self.names = tool_names(type(thing))
-        self._reward = getattr(thing, "reward", None) or getattr(thing, "get_reward", None)
-        if not callable(getattr(thing, "reset", None)) or not callable(self._reward):
+        rewards = getattr(thing, "reward", None) or getattr(thing, "get_reward", None)
+        if not callable(getattr(thing, "reset", None)) or not callable(rewards):
             raise ConfigError(
                 f"{type(thing).__name__} is no world: give it a method `reset`, and `reward` or "
                 "`get_reward`"
             )
         if hasattr(thing, "fork"):
             self.fork = self._fork
+        if hasattr(thing, "close"):
+            self.close = self._close
 
     def _fork(self) -> ObjectWorld:
         return ObjectWorld(self.thing.fork(), self.row, self.messages, self.tooling)
+
+    async def _close(self) -> None:
+        await run_apart(self.thing.close, {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ObjectWorld:
         thing = copy.deepcopy(self.thing, memo)
@@ -239,7 +244,7 @@ class ObjectWorld(ToolWorld):
         """See `ToolWorld.final_reward`."""
         method = getattr(self.thing, "reward", None) or self.thing.get_reward
         async with asyncio.timeout(self.tooling.seconds):
-            return await run_apart(method, {})
+            return checked_reward(await run_apart(method, {}))
 
     def is_over(self) -> bool:
         """See `ToolWorld.is_over`."""
@@ -372,7 +377,8 @@ class Episodes:
         self.begin, self.seconds = begin, seconds
         self.checked = set[str]() if checked is None else checked
         self.replays = 0
-        self._open: list[World] = []
+        self._replay_only = False
+        self._open: list[Any] = []  # worlds that want to be closed
         self._standing: list[Place] = []  # of worlds that a replay alone brings back
 
     async def __aenter__(self) -> Episodes:
@@ -385,6 +391,7 @@ class Episodes:
     async def open(self) -> Place:
         """The beginning. Raises what the world raises."""
         world, start = await self._begin()
+        self._replay_only = self._fork(world) is None
         return self._keep(Place(start, (), world))
 
     async def act(self, place: Place, turn: str) -> Place:
@@ -392,11 +399,11 @@ class Episodes:
 
         Raises ConfigError where the world answers differently.
         """
-        world = self._fork(place)
+        world = self._fork(place.world)
         by_copy = world is not None and not hasattr(world, "fork")
         if world is None and place.world is not None:  # the first turn from here needs no copy
             world, place.world = place.world, None
-            self._standing.remove(place)
+            self._standing = [other for other in self._standing if other is not place]
         try:
             if world is None:
                 world = await self._replay(place)
@@ -415,21 +422,20 @@ class Episodes:
 
     def _keep(self, place: Place) -> Place:
         """Remember a world that can't be copied, to use it once."""
-        if self._copyable(place.world) is None:
+        if self._replay_only:
             self._standing.append(place)
         return place
 
-    def _fork(self, place: Place) -> World | None:
-        world = self._copyable(place.world)
-        if world is not None:
-            self._open.append(world)
-        return world
-
-    def _copyable(self, world: World | None) -> World | None:
+    def _fork(self, world: Any) -> Any:
         """A copy of a world by the first way that it has; None where it has none."""
         if hasattr(world, "fork"):
-            return world.fork()
-        return copied(world) if getattr(world, "copies", False) else None
+            return self._register(world.fork())
+        return self._register(copied(world)) if getattr(world, "copies", False) else None
+
+    def _register(self, world: Any) -> Any:
+        if hasattr(world, "close"):
+            self._open.append(world)
+        return world
 
     async def _begin(self) -> tuple[World, Start]:
         while len(self._standing) >= KEPT:
@@ -437,8 +443,7 @@ class Episodes:
             if oldest.world is not None:
                 await self._close(oldest.world)
             oldest.world = None
-        world = self.begin()
-        self._open.append(world)
+        world = self._register(self.begin())
         return world, await world.open()
 
     async def _act(self, world: World, turn: str) -> Seen:
@@ -477,18 +482,17 @@ class Episodes:
         if not new:
             return
         await self._close(await self._replay(place, (turn, seen)))
-        again = self._fork(place)
+        again = self._fork(place.world)
         if again is not None:
             compare(seen, await self._act(again, turn))
             await self._close(again)
         self.checked |= new
 
-    async def _close(self, world: World) -> None:
+    async def _close(self, world: Any) -> None:
+        """Close a world, once."""
         if world in self._open:
             self._open.remove(world)
-        close = getattr(world, "close", None)
-        if close is not None:
-            await close()
+            await world.close()
 
 
 class _DeadError(Exception):

@@ -1,0 +1,119 @@
+"""The embedded problems with a calculator as a tool.
+
+A turn calls `calculate`, or states the answer after `####`, which ends the episode. The share of
+turns that call the tool is a metric of the caller's (`Seen.calls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..types import Said, Task, ToolCall
+from . import embedded
+from .calculator import evaluate
+from .prompts import CALC_PROMPT
+from .source import GeneratedSource
+from .worlds import ObjectWorld, Tooling
+
+TURNS = 12  # of one episode
+DIGITS = 6  # of a result that isn't whole
+
+
+class Calc(GeneratedSource):
+    """Generated problems; each has a world."""
+
+    name = "calc"
+    prompt_tokens = 160
+    system_prompt = CALC_PROMPT
+
+    def build(self, split: str, index: int, level: int) -> Task:
+        """See `GeneratedSource.build`."""
+        task = embedded.build(split, index, level)
+        name = task.problem.id.replace(embedded.SOURCE, self.name, 1)
+        return replace(task, problem=replace(task.problem, id=name, source=self.name))
+
+    def world(self, task: Task, tooling: Tooling) -> CalcWorld:
+        """The episode of a task."""
+        messages = (
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": task.problem.question},
+        )
+        return CalcWorld(Calculator(), {}, messages, tooling, self, task)
+
+    def turns(self, task: Task) -> list[Said]:
+        """The student's turns of a demonstration: a call for each step of the worked solution, and
+        the answer.
+        """
+        return [
+            Said("", (ToolCall("calculate", {"expression": step.partition(" = ")[0]}),))
+            if "=" in step
+            else Said(step)
+            for step in (task.solution or "").split("\n")
+        ]
+
+    vocabulary_texts = staticmethod(embedded.vocabulary_texts)
+
+
+class Calculator:
+    """The tool."""
+
+    def reset(self) -> None:
+        """Begin: nothing was calculated."""
+
+    def calculate(self, expression: str) -> str:
+        """Compute an arithmetic expression exactly.
+
+        Args:
+            expression: numbers with + - * / and brackets, such as `(12 - 3) * 4`.
+        """
+        value = evaluate(expression)
+        if value is None:
+            raise ValueError(f"{expression!r} is no arithmetic expression")
+        if value.denominator == 1:
+            return str(value)
+        return f"{float(value):.{DIGITS}f}".rstrip("0")
+
+    def reward(self) -> float:
+        """Nothing: the world grades the last turn."""
+        return 0.0
+
+
+class CalcWorld(ObjectWorld):
+    """One episode: the last turn's answer is graded as the embedded problems grade it."""
+
+    def __init__(self, thing, row, messages, tooling: Tooling, source: Calc, task: Task) -> None:
+        super().__init__(thing, row, messages, tooling)
+        self.source, self.task = source, task
+        self.said: tuple[str, ...] = ()
+
+    def fork(self) -> CalcWorld:
+        """The same episode, apart from this one: the tool has no state."""
+        world = CalcWorld(self.thing, self.row, self.messages, self.tooling, self.source, self.task)
+        world.said = self.said
+        return world
+
+    def record(self, turn: str, said: Said, messages: Sequence[object]) -> None:
+        """See `ToolWorld.record`."""
+        self.said += (turn,)
+
+    def is_over(self) -> bool:
+        """See `ToolWorld.is_over`."""
+        return len(self.said) >= TURNS
+
+    async def final_reward(self) -> float:
+        """See `ToolWorld.final_reward`."""
+        text = self.tooling.read(self.said[-1]).text
+        return float(self.source.grade(text, self.task, strict=True).correct)
+
+
+def exact_value(task: Task, results: Sequence[str], discount: float = 1.0) -> float:
+    """`discount` to the power of the turns that the worked solution still takes after the tool gave
+    `results`: one for each step whose result isn't among them, and one that states the answer. So
+    it is exact for a student who calculates by the tool alone, one operation a call.
+    """
+    *steps, _ = (task.solution or "").split("\n")
+    written = [step.rpartition(" = ")[2] for step in steps]
+    missing = [] if written[-1] in results else [one for one in written if one not in results]
+    needed = len(missing) + 1
+    return discount**needed if len(results) + needed <= TURNS else 0.0

@@ -1,0 +1,152 @@
+"""Pancake sorting played against a world: the student says a move (how many numbers are turned
+round), and the world answers with the row.
+
+So a row is found out, never written off. The game ends with the row in order (reward 1) or with the
+last flip that is allowed (reward 0). What is no move leaves the row as it is and takes a flip.
+Splits, levels and questions are those of `pancake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from ..grading import answers
+from ..grading.graders import Grade, Verdict
+from ..types import Problem, Said, Task
+from .pancake import LEVELS, Pancake, distances, flip, in_order, read_question
+from .prompts import HIDDEN_PROMPT
+from .worlds import Seen, Start, Tooling
+
+
+class Hidden(Pancake):
+    """Generated problems of the game; each has a world."""
+
+    name = "hidden"
+    system_prompt = HIDDEN_PROMPT
+    default_levels = (1, 2)
+
+    def task(self, task_id: str, row: str, steps: Sequence[str], level: int) -> Task:
+        """See `Pancake.task`: its steps are the moves alone."""
+        moves = "\n".join(step.partition(":")[0] for step in steps) or None
+        problem = Problem(
+            task_id.replace("pancake", self.name, 1),
+            f"{LEVELS[level][1]} flips: {row}",
+            self.name,
+            level,
+        )
+        return Task(problem, in_order(row), moves)
+
+    def world(self, task: Task, tooling: Tooling) -> FlipWorld:
+        """The episode of a task."""
+        return FlipWorld(task.problem, self.system_prompt)
+
+    def turns(self, task: Task) -> list[Said]:
+        """The student's turns of a demonstration."""
+        return [Said(move) for move in (task.solution or "").split("\n")]
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """The moves of a response, in one line; None where it has none."""
+        return " ".join(answers.spoken(response).split()) or None
+
+    def _grade(self, response: str, problem: Problem) -> Grade:
+        moves = answers.spoken(response).split()
+        if not moves:
+            return Grade(Verdict.UNPARSED, None)
+        row, left = row_after(problem, moves)
+        right = row == in_order(row) and left >= 0
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(response))
+
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
+        """Whether the last of the student's turns is a move, in a game that was not over."""
+        row, left = row_after(problem, steps[:-1])
+        return left > 0 and row != in_order(row) and moved(row, steps[-1]) is not None
+
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """See `Source.state`."""
+        row, _ = row_after(problem, steps)
+        return None if row == in_order(row) else row
+
+
+@dataclass
+class FlipWorld:
+    """One game."""
+
+    problem: Problem
+    system_prompt: str | None
+    moves: tuple[str, ...] = ()
+    copies = True
+
+    def fork(self) -> FlipWorld:
+        """The same game, apart from this one."""
+        return FlipWorld(self.problem, self.system_prompt, self.moves)
+
+    async def open(self) -> Start:
+        """See `World.open`."""
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return Start((*system, {"role": "user", "content": self.problem.question}))
+
+    async def act(self, turn: str) -> Seen:
+        """See `World.act`."""
+        before, _ = row_after(self.problem, self.moves)
+        self.moves += (turn,)
+        row, left = row_after(self.problem, self.moves)
+        won = row == in_order(row)
+        wrong = moved(before, turn) is None
+        text = f"error: a move is a number from 2 to {len(row)}" if wrong else row
+        return Seen(
+            ({"role": "user", "content": text},),
+            won or left <= 0,
+            float(won) if won or left <= 0 else None,
+            errors=("flip",) if wrong else (),
+        )
+
+
+def moved(row: str, move: str) -> str | None:
+    """The row after a move; None for what is none."""
+    count = move.strip()
+    if not (count.isascii() and count.isdigit() and len(count) == 1):
+        return None
+    return flip(row, int(count)) if 2 <= int(count) <= len(row) else None
+
+
+def row_after(problem: Problem, moves: Sequence[str]) -> tuple[str, int]:
+    """The row after moves, up to the end of the game, and the flips left; below 0 where moves
+    follow the end.
+    """
+    row, left = read_question(problem.question)
+    over = False
+    for move in moves:
+        if over:
+            return row, -1
+        row = moved(row, move) or row
+        left -= 1
+        over = left == 0 or row == in_order(row)
+    return row, left
+
+
+def exact_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
+    """`discount` to the power of the flips that the row after `turns` still needs; 0 where that is
+    more than are left.
+    """
+    row, left = row_after(problem, turns)
+    needed = distances(len(row))[row]
+    return discount**needed if needed <= left else 0.0
+
+
+def random_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
+    """The expected discounted result after `turns` where every move is drawn with equal chances."""
+    return expected_result(*row_after(problem, turns), discount)
+
+
+@cache
+def expected_result(row: str, left: int, discount: float) -> float:
+    """See `random_value`."""
+    if row == in_order(row):
+        return float(left >= 0)
+    if left <= 0:
+        return 0.0
+    counts = range(2, len(row) + 1)
+    total = sum(expected_result(flip(row, count), left - 1, discount) for count in counts)
+    return discount * total / len(counts)
