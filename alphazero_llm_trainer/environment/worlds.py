@@ -174,7 +174,7 @@ class Servers:
         def run() -> None:
             try:
                 asyncio.run(self._serve(ready))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                 if not ready.done():
                     ready.set_exception(error)
             self.ended.set_result(None)

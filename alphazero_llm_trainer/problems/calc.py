@@ -6,15 +6,16 @@ turns that call the tool is a metric of the caller's (`Seen.calls`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..types import Said, Task, ToolCall
 from . import embedded
 from .calculator import evaluate
 from .prompts import CALC_PROMPT
 from .source import GeneratedSource
-from .worlds import ObjectWorld, Tooling
+from .worlds import Message, ObjectWorld, Tooling
 
 TURNS = 12  # of one episode
 DIGITS = 6  # of a result that isn't whole
@@ -82,7 +83,15 @@ class Calculator:
 class CalcWorld(ObjectWorld):
     """One episode: the last turn's answer is graded as the embedded problems grade it."""
 
-    def __init__(self, thing, row, messages, tooling: Tooling, source: Calc, task: Task) -> None:
+    def __init__(
+        self,
+        thing: Calculator,
+        row: Mapping[str, Any],
+        messages: tuple[Message, ...],
+        tooling: Tooling,
+        source: Calc,
+        task: Task,
+    ) -> None:
         super().__init__(thing, row, messages, tooling)
         self.source, self.task = source, task
         self.said: tuple[str, ...] = ()

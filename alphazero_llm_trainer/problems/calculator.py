@@ -94,7 +94,9 @@ def equations(text: str) -> tuple[bool | None, ...]:
 def evaluate(text: str) -> Fraction | None:
     """The exact value of a text that is one expression, or None."""
     tokens = _tokens(plain(text))
-    evaluated = _evaluated(tokens) if len(tokens) <= LONGEST else None
+    if len(tokens) > LONGEST or any(kind in ("other", "equals") for kind, _ in tokens):
+        return None
+    evaluated = _evaluated(tokens)
     return None if evaluated is None else evaluated[0]
 
 

@@ -38,7 +38,7 @@ class Pancake(GeneratedSource):
     deterministic = True
     prompt_tokens = 64
     system_prompt = PANCAKE_PROMPT
-    default_levels = (3,)
+    default_levels: tuple[int, ...] = (3,)
 
     def build(self, split: str, index: int, level: int) -> Task:
         """See `GeneratedSource.build`: the same on every machine."""

@@ -130,6 +130,7 @@ class ToolWorld(ABC):
 
     def record(self, turn: str, said: Said, messages: tuple[Message, ...]) -> None:
         """Keep a turn and its observation, for rewards that read them."""
+        return
 
     def snapshot(self) -> Any:
         """The state before a call, for `restore`; None where it can't be copied."""
@@ -137,6 +138,7 @@ class ToolWorld(ABC):
 
     def restore(self, state: Any) -> None:
         """Go back to a state before a call that was cut."""
+        return
 
     async def act(self, turn: str) -> Seen:
         """See `World.act`."""
@@ -174,7 +176,7 @@ class ToolWorld(ABC):
             return f"error: {call.error}", True
         try:
             return str(await self.run_tool(call.name, call.arguments)), False
-        except Exception as error:  # data of the episode
+        except Exception as error:  # noqa: BLE001 - data of the episode
             return f"error: {type(error).__name__}: {error}", True
 
 
@@ -302,7 +304,7 @@ async def run_apart(method: Callable[..., Any], arguments: Mapping[str, Any]) ->
     def run() -> None:
         try:
             future.set_result((method(**arguments), None))
-        except BaseException as error:  # `exit()` in a tool, too
+        except BaseException as error:  # noqa: BLE001 - `exit()` in a tool, too
             future.set_result((None, error))
 
     Thread(target=run, daemon=True).start()
@@ -341,7 +343,7 @@ def copied(thing: Any) -> Any:
     """A deep copy, or None where there is none (a thread, an open file)."""
     try:
         return copy.deepcopy(thing)
-    except Exception:  # whatever an object's own copying raises
+    except Exception:  # noqa: BLE001 - whatever an object's own copying raises
         return None
 
 
@@ -397,8 +399,10 @@ class Episodes:
     async def act(self, place: Place, turn: str) -> Place:
         """The state after a turn; `place` stays as it is, and can be gone on from again.
 
-        Raises ConfigError where the world answers differently.
+        Raises ConfigError where the world answers differently, ValueError where it is over.
         """
+        if place.path and place.path[-1][1].done:
+            raise ValueError("the episode is over: no turn follows")
         world = self._fork(place.world)
         by_copy = world is not None and not hasattr(world, "fork")
         if world is None and place.world is not None:  # the first turn from here needs no copy
@@ -453,7 +457,7 @@ class Episodes:
                 return await world.act(turn)
         except AlphaZeroError:
             raise
-        except Exception as error:  # a rollout's failure is data
+        except Exception as error:  # noqa: BLE001 - a rollout's failure is data
             text = " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN]
             return Seen((), True, None, failure=f"the world died ({text})")
 
