@@ -54,7 +54,7 @@ class Answered:
 
     @property
     def tokens(self) -> int:
-        return self.cost.sampled_tokens + self.cost.scored_tokens
+        return self.cost.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Attempt:
     @property
     def left(self) -> int:
         """Tokens of the budget that are not spent."""
-        return self.budget - self.cost.sampled_tokens - self.cost.scored_tokens
+        return self.budget - self.cost.computed
 
     def room(self, steps: Sequence[Step] = (), kept: int = 0, judged: bool = True) -> int:
         """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement

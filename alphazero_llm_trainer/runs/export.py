@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config.load import load_config
 from ..config.refusals import refuse_conflicts
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..files import read_object
 from ..grading.answers import extract, normalize
 from ..learning.earned import Earned
@@ -26,6 +26,7 @@ from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets
 from ..tree.journal import journal_of, read
+from ..types import Observation
 from .folder import RunFolder
 
 MANIFEST = "manifest.json"  # of `sample`
@@ -131,6 +132,11 @@ def rows(
         if kind == "sft":
             for response in trajectories(tree):
                 if response.right:
+                    if response.mask:
+                        raise DataError(
+                            f"the tree {record['key']!r} has turns of a world, and rows of --kind sft"
+                            " don't tell what it answered: name --kind rollouts, which has a mask"
+                        )
                     row = {**common, **right_response(response)}
                     yield row | (
                         {"completion_ids": []} if SERVER_TOKENS.items() <= record.items() else {}
@@ -249,6 +255,13 @@ def episode(
     ]
     places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
 
+    def add_given(parent: int, seen: Observation, ids: Sequence[int]) -> int:
+        message = {"role": "tool", "content": seen.text}
+        nodes.append(
+            {"parent": parent, "message": message, "token_ids": ids, "mask": [False] * len(ids)}
+        )
+        return len(nodes) - 1
+
     def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
         message = {"role": "assistant", "content": text}
         stretch = {
@@ -264,16 +277,22 @@ def episode(
     for response, earned in zip(responses, advantages, strict=True):
         at, start, text = 0, 0, response.text
         for node, length in zip(response.nodes, response.lengths, strict=True):
+            seen, drawn = None, length
             if node == OUTSIDE:
                 at = add(at, text, response.token_ids[start:], response.logprobs[start:])
             else:
+                [step], seen = tree.steps(node)[-1:], tree.seen[node]
+                drawn = step.drawn
                 if node not in places:
-                    step = tree.text[node], tree.token_ids[node], tree.logprobs[node]
-                    places[node] = add(at, *step)
+                    ids = step.token_ids[:drawn]
+                    places[node] = add(at, step.text, ids, step.logprobs[:drawn])
+                    if seen is not None:
+                        add_given(places[node], seen, step.token_ids[drawn:])
                 at = places[node]
             text = text[len(tree.text[node]) :]  # what is left of the response
-            own = zip(nodes[at]["advantages"], earned[start : start + length], strict=True)
+            own = zip(nodes[at]["advantages"], earned[start : start + drawn], strict=True)
             nodes[at]["advantages"] = [a + b for a, b in own]
+            at += seen is not None  # what the world answered follows its turn
             start += length
         ends.append(at)
     inner = {node.get("parent") for node in nodes}

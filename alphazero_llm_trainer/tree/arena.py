@@ -122,11 +122,15 @@ class Tree(SavedTree):
             self.best += [0.0] * count
         for name, unset in UNSET.items():
             getattr(self, name).extend([unset] * count)
+        self.seen[-count or len(self.seen) :] = [step.seen for step in steps]
 
     def _conflicts(self, child: int, step: Step) -> bool:
         # A text with and without the end token is one step only when the tokens agree: a response
         # may end there or not.
-        mine, theirs = self.token_ids[child], step.token_ids
+        # What a world answered follows from the turn.
+        seen = self.seen[child]
+        mine, theirs = self.token_ids[child], step.token_ids[: step.drawn]
+        mine = mine[: len(mine) - (0 if seen is None else seen.tokens)]
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
 
     def checked(self, nodes: Iterable[int]) -> bool:
@@ -258,7 +262,10 @@ class Tree(SavedTree):
 
     def steps(self, node: int) -> list[Step]:
         """The steps down to `node`."""
-        return [Step(self.token_ids[i], self.logprobs[i], self.text[i]) for i in self.path(node)]
+        return [
+            Step(self.token_ids[i], self.logprobs[i], self.text[i], self.seen[i])
+            for i in self.path(node)
+        ]
 
     def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT
+from ..types import STUDENT, drawn_mask
 from .arena import REJECTED, ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -57,7 +57,8 @@ class Trajectory:
     often it was sampled; `source` is who wrote it: "student", or the teachers that wrote one of its
     steps ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its correctness, with the
     user's own reward where that takes part, and None where neither is known; `verdict` is why it
-    ended, as a terminal node's.
+    ended, as a terminal node's; `mask` `[T]` tells the tokens that were drawn from those that a
+    world gave, and () says that all were drawn.
     """
 
     token_ids: tuple[int, ...]
@@ -71,6 +72,7 @@ class Trajectory:
     text: str
     outcome: float | None = None
     verdict: str | None = None
+    mask: tuple[bool, ...] = ()
 
     @property
     def student(self) -> bool:
@@ -109,8 +111,17 @@ def trajectories(tree: Tree) -> list[Trajectory]:
                 text=tree.response(end.node) + end.text,
                 outcome=end.grade,
                 verdict=end.verdict,
+                mask=mask_to(tree, end.node),
             )
     return list(distinct.values())
+
+
+def mask_to(tree: Tree, node: int) -> tuple[bool, ...]:
+    """For each token of the response down to `node`, whether it was drawn `[T]`; () where a world
+    gave none.
+    """
+    steps = tree.steps(node)
+    return drawn_mask(steps) if any(step.seen for step in steps) else ()
 
 
 # -- statistics ------------------------------------------------------------------------------------

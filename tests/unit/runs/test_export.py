@@ -15,6 +15,7 @@ from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.runs import export as export_module
 from alphazero_llm_trainer.runs.export import COLUMNS, COMMON, SUFFIXES, export
 from alphazero_llm_trainer.runs.sample import run_sample
@@ -28,7 +29,7 @@ from alphazero_llm_trainer.tree.extract import (
     value_targets,
 )
 from alphazero_llm_trainer.tree.journal import journal_of, read
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import Observation, RewardParts, Step
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +281,32 @@ def test_trees_of_other_splits_are_no_training_set(trees, tmp_path, capsys):
     assert str(journal) in said and "test split" in said and "--any-split" in said
     assert [*tmp_path.iterdir()] == [journal]
     assert main([*command, "--any-split"]) == 0 and out.exists()
+
+
+def test_what_a_world_answered_is_a_message_without_a_mask():
+    tree = Tree()
+    seen = Observation(2, "7", ("calculate",))
+    turn = tree.attach(ROOT, Step((10, 11, 90, 91), (-0.5, -0.5, 0.0, 0.0), "3 + 4", seen))
+    last = tree.attach(turn, Step((12,), (-0.25,), "7"))
+    tree.finish(last, "ended", RewardParts(1.0, 1.0))
+    tree.samples[last] = 1
+    record = {
+        "key": "k",
+        "problem": {"id": "p", "question": "q", "source": "calc"},
+        "prompt_ids": [1],
+        "policy_version": 0,
+    }
+    responses = trajectories(tree)
+    made = export_module.episode(record, tree, responses, [[1.0, 2.0, 3.0, 4.0, 5.0]])
+    WireEpisode.model_validate(made)
+    nodes = made["traces"][0]["nodes"]
+    assert [(n["message"]["role"], [*n["token_ids"]], n["mask"]) for n in nodes] == [
+        ("user", [1], [False]),
+        ("assistant", [10, 11], [True, True]),
+        ("tool", [90, 91], [False, False]),
+        ("assistant", [12], [True]),
+    ]
+    assert [n.get("parent") for n in nodes] == [None, 0, 1, 2]
+    assert [n.get("advantages") for n in nodes] == [None, [1.0, 2.0], None, [5.0]]
+    with pytest.raises(DataError, match="turns of a world"):
+        [*export_module.rows("sft", [(record, tree)], False)]
