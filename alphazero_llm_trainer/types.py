@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from itertools import compress
 from typing import Any, NamedTuple
 
 
@@ -154,6 +155,13 @@ class Step:
     seen: Observation | None = None
 
     @property
+    def final(self) -> bool:
+        """Whether a line that states the answer may end the response here: a world says itself
+        when it is over.
+        """
+        return self.seen is None
+
+    @property
     def drawn(self) -> int:
         """How many tokens were drawn; those after them are given."""
         return len(self.token_ids) - (0 if self.seen is None else self.seen.tokens)
@@ -211,9 +219,8 @@ class Continuation:
         """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which
         leave it out.
         """
-        return ids_of(self.steps), logprobs_of(
-            self.steps
-        ) if self.tempered is None else self.tempered
+        ids = tuple(compress(ids_of(self.steps), drawn_mask(self.steps)))
+        return ids, logprobs_of(self.steps) if self.tempered is None else self.tempered
 
 
 OF_WORLDS = ("given_tokens", "turns", "tool_calls", "tool_errors")  # fields of `Cost`

@@ -7,12 +7,15 @@ from typing import Any
 
 from ..config.load import Config
 from ..engine.protocol import StepPolicy, ValueFunction, Verifier
+from ..mcts.choose import Reading
 from ..mcts.driver import Search
 from ..mcts.expansion import Advisor, Evaluate, TokenPolicy
 from ..policy.proposals import policy_of
 from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..rewards.terminal import finished_earns_one, make_evaluate
+from ..rewards.turns import TurnPolicy
+from ..types import Problem
 
 
 def answer_search(
@@ -40,6 +43,16 @@ def answer_search(
         evaluate = None
     elif perplexity is not None and config.rewards.pre_weight > 0:
         evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    reading = reading_of
+    if isinstance(policy, TurnPolicy):
+        turns = policy
+        evaluate = None if value is not None else turns.earn_one
+
+        def reading(problem: Problem) -> Reading:
+            """What the turns of an episode that ended state."""
+            read = reading_of(problem)
+            return lambda response: read(turns.stated(problem, response))
+
     return Search(
         policy_of(student, settings) if policy is None else policy,
         evaluate,
@@ -49,5 +62,5 @@ def answer_search(
         value=value,
         grading=grading,
         verifier=verifier,
-        reading=reading_of,
+        reading=reading,
     )

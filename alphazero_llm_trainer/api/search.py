@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,12 +23,13 @@ from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.registry import open_source
+from ..problems.registry import open_source, source_of
 from ..problems.rows import check_text
 from ..report.page import framed
 from ..rewards.perplexity import Perplexity
+from ..rewards.turns import TurnPolicy, steps_for
 from ..tree.arena import Tree
-from ..types import Problem
+from ..types import Problem, Task
 from ..viewer.page import tree_page
 from ..viewer.record import pieces
 from .settings import Display, configured, outside_loops, progress_of
@@ -185,6 +187,27 @@ def with_own_value(
     return config.changed(search=guided), None, None
 
 
+def turns_in(
+    problem: Problem, config: Config, student: Any, task: Task | None
+) -> TurnPolicy | None:
+    """What proposes turns in a problem's world, which sees no gold; None where it has no world."""
+    source = source_of(problem)
+    turns = steps_for(student, config.search, [source]) if source.worlds else None
+    if isinstance(turns, TurnPolicy):
+        if task is not None:
+            turns.tasks[problem.id] = replace(task, gold="", others=())
+        return turns
+    return None
+
+
+async def search_within(
+    turns: TurnPolicy | None, search: Awaitable[SearchResult], problem: Problem
+) -> SearchResult:
+    """The result of a search, which runs in the problem's episode where it has one."""
+    async with nullcontext() if turns is None else turns.episode(problem):
+        return await search
+
+
 def find(
     problem: Problem,
     config: Config,
@@ -192,11 +215,13 @@ def find(
     student: Student | None,
     progress: Progress,
     heard: Callable[[int, str], None] | None = None,
+    task: Task | None = None,
 ) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches
     one problem.
 
-    On `progress` the simulations are counted; `heard` is `RemoteStudent`'s.
+    On `progress` the simulations are counted; `heard` is `RemoteStudent`'s. `task` has the columns
+    that the problem's world begins with, if any.
     """
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
@@ -223,6 +248,7 @@ def find(
         if config.rewards.use_student_model and remote is None
         else None
     )
+    turns = turns_in(problem, config, student, task)
     value = None
     if config.search.value is not None:
         from ..policy.critic import load_value
@@ -239,13 +265,12 @@ def find(
             progress.at(len(tree.simulations))
             return stop()
 
-        search = answer_search(student, config, perplexity, asked, value, verifier=verifier)
-        progress.start(
-            config.search.simulations,
-            unit="simulation",
-            held="after the simulation in hand",
+        search = answer_search(
+            student, config, perplexity, asked, value, policy=turns, verifier=verifier
         )
-        result = asyncio.run(search.run(problem, config.seed, tree))
+        held = "after the simulation in hand"
+        progress.start(config.search.simulations, unit="simulation", held=held)
+        result = asyncio.run(search_within(turns, search.run(problem, config.seed, tree), problem))
         progress.at(len(tree.simulations))
         progress.stop()
     if remote is not None and (word := remote.word):

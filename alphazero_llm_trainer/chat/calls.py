@@ -105,6 +105,43 @@ def write_calls(said: Said, form: Form) -> str:
     return between.join([*parts, *(around.replace("{}", call, 1) for call in calls)])
 
 
+def read_line(line: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+    """A line of a student without a chat template: `NAME: VALUE` calls the tool of that name, with
+    a JSON object, or with the value of its only parameter. Any other line is text.
+    """
+    name, colon, rest = (part.strip() for part in line.strip().partition(":"))
+    known = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if name not in known or not colon:
+        return Said(line)
+    parameters = known[name]["properties"]
+    if rest and not rest.startswith("{"):
+        if len(parameters) != 1:
+            return Said("", (ToolCall(name, {}, "the arguments are no JSON object"),))
+        [(key, schema)] = parameters.items()
+        value = rest if schema.get("type") == "string" else as_json(rest)
+        return Said("", (ToolCall(name, {key: value}),))
+    return Said("", (as_call({"name": name, "arguments": as_json(rest or "{}")}, FORMS["hermes"]),))
+
+
+def as_json(text: str) -> Any:
+    """A JSON value; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def write_line(said: Said) -> str:
+    """A turn as `read_line` reads it: text, or one call."""
+    if not said.calls:
+        return said.text
+    if len(said.calls) > 1 or said.text.strip():
+        raise ConfigError("a turn of this student is a line: write calls as turns apart")
+    [(name, arguments, _)] = said.calls
+    [value] = arguments.values() if len(arguments) == 1 else [arguments]
+    return f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+
+
 def as_message(said: Said) -> dict[str, Any]:
     """A turn as a message of a chat, as chat templates and servers read it; ids of calls count from
     0 in nine digits, which Mistral's templates ask for.

@@ -28,8 +28,10 @@ def run_search(args: argparse.Namespace) -> int:
     from ..problems.load import tasks_of
     from ..problems.registry import open_source
 
+    task = None
     if args.question is None:
-        problem = tasks_of(config, "test", 1, args.index or 0)[0].problem
+        [task] = tasks_of(config, "test", 1, args.index or 0)
+        problem = task.problem
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
@@ -38,7 +40,7 @@ def run_search(args: argparse.Namespace) -> int:
 
         remote = config.engine.backend == "openai"
         first = FirstChain(problem.question) if remote and not args.json else None
-        result = find(problem, config, args.path, None, progress, first)
+        result = find(problem, config, args.path, None, progress, first, task)
     from ..viewer.text import draw_tree
 
     choice = result.choice
@@ -61,6 +63,8 @@ def run_search(args: argparse.Namespace) -> int:
         print(short)
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
+    if cost.turns:
+        scored += f", {cost.given_tokens} given in {cost.turns} turns with {cost.tool_calls} calls"
     print(
         f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens "
         f"sampled{scored}, {cost.cached_tokens} prefix tokens cached, "

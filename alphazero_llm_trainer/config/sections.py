@@ -360,8 +360,12 @@ class SearchConfig(Section):
     choose: Annotated[
         Literal["vote", "value", "visits"], Read(SEARCHES, "command!=train,sample,value,prm")
     ] = "vote"
-    # sampled and scored tokens a question
+    # sampled and scored tokens a question, and those that worlds gave
     budget_tokens: Positive | None = None
+    # seconds that a call of a tool may take, in sources with tools
+    tool_seconds: PositiveFloat = 30.0
+    # tokens of a tool's answer; the rest is cut, with a mark
+    tool_tokens: Positive = 1024
     # trees alive at once on one engine
     concurrent: Positive = 128
     # where a verifier judges each step as it is drawn (eval)

@@ -5,7 +5,8 @@ teachers that speak text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -369,6 +370,15 @@ class StepPolicy(ABC):
     @abstractmethod
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """Token ids of the prompt that asks a problem's question."""
+
+    @asynccontextmanager
+    async def episode(self, problem: Problem) -> AsyncIterator[None]:
+        """Everything that is asked about a problem is asked within it."""
+        yield
+
+    def stated(self, problem: Problem, response: str) -> str:
+        """What of a response states its answer: all, or what an episode ended with."""
+        return response
 
     async def continuations(
         self,

@@ -18,10 +18,10 @@ from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.steps import verdict
-from ..policy.proposals import steps_of
 from ..problems.registry import source_of
+from ..rewards.turns import Ending, TurnPolicy, steps_for
 from ..tree.arena import REJECTED, ROOT, Tree
-from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, text_of
+from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, ids_of, text_of
 from .verifiers import NoVerifier
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Answered:
     or "refused" (for the reason `refusal`). `why` is what most responses were cut by or were in
     place of an answer, a key of `tree.extract.SHORT`, None where there is one. `unjudged`: a
     verifier that checks steps was asked, and found none in the response that it
-    could check, or one that it could not.
+    could check, or one that it could not. `ending` is of the response's episode, in a world.
     """
 
     response: str | None
@@ -51,6 +51,7 @@ class Answered:
     unjudged: bool = False
     why: str | None = None
     refusal: str | None = None
+    ending: Ending | None = None
 
     @property
     def tokens(self) -> int:
@@ -91,7 +92,7 @@ class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
     Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see
-    `answering.searches.answer_search`.
+    `answering.searches.answer_search`. Worlds tell the rewards of the `tasks`, for the report.
     """
 
     def __init__(
@@ -101,12 +102,21 @@ class MethodContext:
         config: Config,
         perplexity: Perplexity | None = None,
         value: ValueFunction | None = None,
+        tasks: Sequence[Task] = (),
     ) -> None:
         self.student, self.config, self.perplexity, self.value = student, config, perplexity, value
         self.judged = verifier is not None
         self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
-        self.policy = steps_of(student, config.search.temperature)
+        sources = {task.problem.source: source_of(task.problem) for task in tasks}
+        self.policy = steps_for(student, config.search, [*sources.values()])
+        if isinstance(self.policy, TurnPolicy):
+            self.policy.tasks |= {task.problem.id: task for task in tasks}
+
+    def ending(self, problem: Problem, response: str | None) -> Ending | None:
+        """How the episode of a response ended; None where there was none, or it didn't end."""
+        turns = self.policy
+        return turns.ending(problem, response) if isinstance(turns, TurnPolicy) else None
 
 
 class Attempt:
@@ -305,7 +315,8 @@ class Attempt:
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
-        return source_of(self.problem).final_answer(chain.text, strict=not chain.whole) is not None
+        stated = self.context.policy.stated(self.problem, chain.text)
+        return source_of(self.problem).final_answer(stated, strict=not chain.whole) is not None
 
     def usable(self, chain: Chain) -> bool:
         """Whether `chain` can be the response: it is whole, or states an answer all the same."""
@@ -329,5 +340,5 @@ def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
     """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside
     a step (`cut`).
     """
-    final = bool(steps) and is_final(steps[-1].text, text_of(steps[:-1]))
+    final = bool(steps) and steps[-1].final and is_final(steps[-1].text, text_of(steps[:-1]))
     return Chain(steps, whole=ended or (final and not cut), cut=cut)

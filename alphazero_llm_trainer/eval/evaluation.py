@@ -206,7 +206,8 @@ class Evaluation(BaseModel):
             value = load_value(self.guide, student, config)
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
-        context = MethodContext(student, verifier, config, value=value)
+        tasks = [task for benchmark in benchmarks.values() for task in benchmark.tasks]
+        context = MethodContext(student, verifier, config, value=value, tasks=tasks)
         progress.follow(student.engine)
         cells, most = [], 0
         for name, benchmark in benchmarks.items():

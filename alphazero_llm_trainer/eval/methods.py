@@ -17,7 +17,7 @@ from ..errors import RequestError
 from ..problems.registry import source_of
 from ..tree.arena import WHOLE
 from ..tree.extract import SHORT, endings
-from ..types import Problem, Step, ids_of
+from ..types import Cost, Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
 Answering = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
@@ -33,21 +33,25 @@ async def answered(
     """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends
     more.
     """
-    attempt = Attempt(context, problem, seed, budget)
-    if attempt.longest <= 0:
-        return Answered(None, TOO_LONG)
-    cost = attempt.cost
+    cost = Cost()
     try:
-        response, ended_by = await METHODS[name](attempt)
+        async with context.policy.episode(problem):
+            attempt = Attempt(context, problem, seed, budget)
+            if attempt.longest <= 0:
+                return Answered(None, TOO_LONG)
+            cost = attempt.cost
+            response, ended_by = await METHODS[name](attempt)
+            ending = context.ending(problem, response)
     except RequestError as error:
         return Answered(None, REFUSED, cost, refusal=str(error))
     if attempt.left < 0:
         raise OverBudgetError(
-            f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on"
-            f" {problem.id} with a budget of {budget}: its figures can't be compared"
+            f"{name} sampled {cost.sampled_tokens}, scored {cost.scored_tokens} and was given "
+            f"{cost.given_tokens} tokens on {problem.id} with a budget of {budget}: its figures can't be compared"
         )
     unjudged = context.verifier.checks and response in attempt.judge.unjudged
-    return Answered(response, ended_by, cost, unjudged, None if response else attempt.why)
+    why = None if response else attempt.why
+    return Answered(response, ended_by, cost, unjudged, why, ending=ending)
 
 
 # -- whole responses -------------------------------------------------------------------------------
@@ -93,7 +97,8 @@ def voted(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
     votes: Counter[str] = Counter()
     texts: dict[str, str] = {}
     for chain in chains:
-        key = source_of(attempt.problem).vote_key(chain.text) if attempt.states(chain) else ""
+        stated = attempt.context.policy.stated(attempt.problem, chain.text)
+        key = source_of(attempt.problem).vote_key(stated) if attempt.states(chain) else ""
         votes[key] += 1
         texts.setdefault(key, chain.text)
     return texts[max(votes, key=lambda key: (key != "", votes[key]))] if votes else None
@@ -246,7 +251,8 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     attempt.choice = choice
     if context.judged and not tree.sure(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
-    stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
+    said = context.policy.stated(attempt.problem, choice.response)
+    stated = source_of(attempt.problem).final_answer(said, strict=True) is not None
     # The last chain of a search in which none passed is kept beside the tree.
     whole = stated or any(
         end.verdict in WHOLE for end in tree.finished() if end.node == choice.node

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
+from ..types import OF_WORLDS
 from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -112,6 +113,8 @@ def summary(cell: Cell) -> dict[str, Any]:
         "silent": cell.silent,
         "refusals": cell.refused,
     }
+    if cell.turns or cell.given_tokens:
+        row |= {name: getattr(cell, name) / n for name in OF_WORLDS}
     known = [reward for reward in cell.rewards if reward is not None]
     if known:
         row |= {

@@ -97,6 +97,7 @@ class StepExpansion(Expansion[StepPolicy]):
             or continuation.checked
             or len(prefix) + 1 >= self.settings.max_depth
             or not continuation.steps
+            or (continuation.cut and continuation.why is not None)
         )
         if not over and verdict(continuation, limits, prefix) != "answer":
             return Playout(continuation, None, None)
@@ -219,7 +220,8 @@ def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] =
     or its length.
     """
     before = text_of((*prefix, *continuation.steps[:-1]))
-    if continuation.steps and is_final(continuation.steps[-1].text, before):
+    last = continuation.steps[-1:]
+    if last and last[0].final and is_final(last[0].text, before):
         return "answer"
     if continuation.checked:
         return "checked"

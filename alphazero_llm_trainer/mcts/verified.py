@@ -213,14 +213,15 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         # A tree holds log-probabilities at temperature 1: at others what an earlier search drew may
         # come again.
         kept = tree.children[node] if self.settings.temperature == 1.0 else ()
-        known = {tree.token_ids[child]: tree.logprobs[child] for child in kept}
+        steps = [tree.step(child) for child in kept]
+        known = {step.token_ids[: step.drawn]: step.logprobs[: step.drawn] for step in steps}
         return tuple((known | self.seen.get(ids_of(tree.steps(node)), {})).items())
 
     async def draw(
         self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
     ) -> tuple[Continuation, int]:
         """The next step (or with more lines the rest of the response) after `steps`, and its
-        sampled tokens.
+        sampled and given tokens.
 
         `known` are the steps that were drawn there: they are not drawn again, see
         `search.verify.repeat`.
@@ -231,7 +232,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
             self.problem, steps, 1, seed, limits, temperature=temperature, without=without
         )
         self.cost.add(spent)
-        return drawn, spent.sampled_tokens
+        return drawn, spent.computed
 
     async def close(self, node: int, left: int | None) -> int:
         """Where no response passed: one more chain, unjudged, from the open state with the largest

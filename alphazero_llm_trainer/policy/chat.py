@@ -128,14 +128,35 @@ class Chat:
             # Templates trim a message's end, which the next token depends on.
             if not text.endswith(last):
                 text += last[len(last.rstrip()) :]
-        elif form == OPENED and self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
-            text = text.rstrip() + NO_THOUGHT
+        elif form == OPENED:
+            text = self.without_thought(text)
         return text
 
-    def render(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
-        """A chat as the student's template writes it."""
+    def without_thought(self, text: str) -> str:
+        """A prompt that the template ends with the mark that opens thinking, closed at once where
+        the student's entry switches thinking off.
+        """
+        if self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
+            return text.rstrip() + NO_THOUGHT
+        return text
+
+    @property
+    def plain(self) -> bool:
+        """Whether the student writes lines and no chat: it has no chat template, or the embedded
+        one.
+        """
+        return self.tokenizer.chat_template in (None, packaged_template())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        form: Form = OPENED,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A chat as the student's template writes it, with the JSON schemas of `tools`."""
         return self.tokenizer.apply_chat_template(
             messages,
+            tools=tools,
             tokenize=False,
             add_generation_prompt=form == OPENED,
             continue_final_message=form == GOING_ON,

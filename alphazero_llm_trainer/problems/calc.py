@@ -6,16 +6,16 @@ turns that call the tool is a metric of the caller's (`Seen.calls`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..types import Said, Task, ToolCall
+from ..types import Problem, Said, StepCheck, Task, ToolCall
 from . import embedded
 from .calculator import evaluate
 from .prompts import CALC_PROMPT
 from .source import GeneratedSource
-from .worlds import Message, ObjectWorld, Tooling
+from .worlds import ERROR, Message, ObjectWorld, Tooling
 
 TURNS = 12  # of one episode
 DIGITS = 6  # of a result that isn't whole
@@ -25,6 +25,7 @@ class Calc(GeneratedSource):
     """Generated problems; each has a world."""
 
     name = "calc"
+    worlds = True
     prompt_tokens = 160
     system_prompt = CALC_PROMPT
 
@@ -53,7 +54,14 @@ class Calc(GeneratedSource):
             for step in (task.solution or "").split("\n")
         ]
 
-    vocabulary_texts = staticmethod(embedded.vocabulary_texts)
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> StepCheck:
+        """See `Source.check_step`: a call is checked by what it answers, and nothing else is."""
+        return StepCheck.NOTHING
+
+    def vocabulary_texts(self) -> Iterator[str]:
+        """See `Source.vocabulary_texts`."""
+        yield from embedded.vocabulary_texts()
+        yield f"calculate: 1 + 2\n{ERROR}\n"
 
 
 class Calculator:

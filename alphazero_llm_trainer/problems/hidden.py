@@ -8,7 +8,7 @@ Splits, levels and questions are those of `pancake`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,13 +17,14 @@ from ..grading.graders import Grade, Verdict
 from ..types import Problem, Said, Task
 from .pancake import LEVELS, Pancake, distances, flip, in_order, read_question
 from .prompts import HIDDEN_PROMPT
-from .worlds import Seen, Start, Tooling
+from .worlds import ERROR, Seen, Start, Tooling
 
 
 class Hidden(Pancake):
     """Generated problems of the game; each has a world."""
 
     name = "hidden"
+    worlds = True
     system_prompt = HIDDEN_PROMPT
     default_levels = (1, 2)
 
@@ -46,8 +47,17 @@ class Hidden(Pancake):
         """The student's turns of a demonstration."""
         return [Said(move) for move in (task.solution or "").split("\n")]
 
+    def outcome(self, turn: str, seen: str) -> str:
+        """See `Source.outcome`: the row."""
+        return seen
+
+    def vocabulary_texts(self) -> Iterator[str]:
+        """See `Source.vocabulary_texts`."""
+        yield from super().vocabulary_texts()
+        yield ERROR
+
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """The moves of a response, in one line; None where it has none."""
+        """The moves of a response, or a row, in one line; None where it has none."""
         return " ".join(answers.spoken(response).split()) or None
 
     def _grade(self, response: str, problem: Problem) -> Grade:
@@ -94,7 +104,7 @@ class FlipWorld:
         row, left = row_after(self.problem, self.moves)
         won = row == in_order(row)
         wrong = moved(before, turn) is None
-        text = f"error: a move is a number from 2 to {len(row)}" if wrong else row
+        text = f"{ERROR}: a move is a number from 2 to {len(row)}" if wrong else row
         return Seen(
             ({"role": "user", "content": text},),
             won or left <= 0,

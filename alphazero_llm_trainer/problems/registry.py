@@ -45,6 +45,8 @@ BUILT_IN = {
     "hotpotqa": "hotpotqa:HotpotQa",
     "numbers": "numbers:Numbers",
     "pancake": "pancake:Pancake",
+    "hidden": "hidden:Hidden",
+    "calc": "calc:Calc",
     "reasoning-gym": "gym:ReasoningGym",
     "hub": "files:HubRows",
     "file": "files:FileRows",

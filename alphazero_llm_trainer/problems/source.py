@@ -15,8 +15,9 @@ from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..grading.graders import GRADERS, Grade, Grader
 from ..live import in_thread
-from ..types import Problem, StepCheck, Task
+from ..types import Problem, Said, StepCheck, Task
 from .calculator import equations, is_calculation
+from .worlds import Tooling, World
 
 SPLITS = ("train", "validation", "arena", "test")
 SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
@@ -54,6 +55,7 @@ class Source(ABC):
             wrong.
         deterministic: a step leads to one state, so that a state is worth its best step
             (`search.backup: max` is tried).
+        worlds: its problems are episodes of turns, see `world`.
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -69,6 +71,7 @@ class Source(ABC):
     plays: bool = False
     strict_steps: bool = False
     deterministic: bool = False
+    worlds: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None
@@ -176,6 +179,22 @@ class Source(ABC):
         other steps and no more of them, is not searched twice. None: no two states are alike.
         """
         return None
+
+    def world(self, task: Task, tooling: Tooling) -> World:
+        """A new episode of a task, where the source has `worlds`."""
+        raise NotImplementedError
+
+    def turns(self, task: Task) -> list[Said]:
+        """The student's turns of a demonstration, where the source has `worlds`; [] without one."""
+        return []
+
+    def task_of(self, problem: Problem) -> Task:
+        """The task of a problem for its world, which may have no gold answer."""
+        return Task(problem, "")
+
+    def outcome(self, turn: str, seen: str) -> str:
+        """What of an episode's last turn, and of what the world answered, states its answer."""
+        return turn
 
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of

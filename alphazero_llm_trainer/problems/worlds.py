@@ -36,6 +36,7 @@ KEPT = 4  # replayed episodes that a search keeps open
 LONGEST_TOKEN = 256  # characters
 SHOWN = 200  # characters of an error in a message
 
+ERROR = "error"  # how an observation of an error begins
 Message = Mapping[str, Any]
 
 
@@ -158,7 +159,7 @@ class ToolWorld(ABC):
                     calls = tuple(call.name for call in said.calls)
                     return Seen((), True, None, calls, (*errors, *cut), tuple(cut), text)
                 self.restore(state)
-                content, failed = f"error: {text}", True
+                content, failed = f"{ERROR}: {text}", True
             if failed:
                 errors.append(call.name)
             content = cut_text(content, self.tooling)
@@ -173,11 +174,11 @@ class ToolWorld(ABC):
     async def _answer(self, call: ToolCall) -> tuple[str, bool]:
         """The text that answers a call, and whether it is an error."""
         if call.error is not None:
-            return f"error: {call.error}", True
+            return f"{ERROR}: {call.error}", True
         try:
             return str(await self.run_tool(call.name, call.arguments)), False
         except Exception as error:  # noqa: BLE001 - data of the episode
-            return f"error: {type(error).__name__}: {error}", True
+            return f"{ERROR}: {type(error).__name__}: {error}", True
 
 
 class ObjectWorld(ToolWorld):

@@ -44,9 +44,18 @@ def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
     return {budget: list(group) for budget, group in groupby(rows, lambda row: row["budget"])}
 
 
+# Columns of answers in worlds, and what they show of a row.
+OF_WORLDS = {
+    "given": "given_tokens",
+    "turns": "turns",
+    "calls of tools": "tool_calls",
+    "errors": "tool_errors",
+}
+
+
 def tokens(row: Results) -> float:
-    """Sampled and scored tokens a problem."""
-    return row["sampled_tokens"] + row["scored_tokens"]
+    """Sampled, scored and given tokens a problem."""
+    return row["sampled_tokens"] + row["scored_tokens"] + row.get("given_tokens", 0.0)
 
 
 def gains(results: Results, row: Results) -> dict[str, Interval]:
@@ -109,6 +118,7 @@ def cells(results: Results, row: Results) -> dict[str, str]:
     shown["tokens"] = f"{tokens(row):.1f}"
     for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
         shown[name.removesuffix("_tokens")] = f"{row[name]:.1f}"
+    shown |= {title: f"{row[name]:.1f}" for title, name in OF_WORLDS.items() if name in row}
     shown["ms"] = f"{1000 * row['seconds']:.1f}"
     shown |= {name: f"{row[name]}" for name in UNGRADED if row.get(name)}
     return shown | {name: f"{gain:+}" for name, gain in gains(results, row).items()}

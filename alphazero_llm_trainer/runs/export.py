@@ -256,7 +256,7 @@ def episode(
     places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
 
     def add_given(parent: int, seen: Observation, ids: Sequence[int]) -> int:
-        message = {"role": "tool", "content": seen.text}
+        message = {"role": "tool", "tool_call_id": str(parent), "content": seen.text}
         nodes.append(
             {"parent": parent, "message": message, "token_ids": ids, "mask": [False] * len(ids)}
         )
@@ -281,7 +281,7 @@ def episode(
             if node == OUTSIDE:
                 at = add(at, text, response.token_ids[start:], response.logprobs[start:])
             else:
-                [step], seen = tree.steps(node)[-1:], tree.seen[node]
+                step, seen = tree.step(node), tree.seen[node]
                 drawn = step.drawn
                 if node not in places:
                     ids = step.token_ids[:drawn]

@@ -128,9 +128,7 @@ class Tree(SavedTree):
         # A text with and without the end token is one step only when the tokens agree: a response
         # may end there or not.
         # What a world answered follows from the turn.
-        seen = self.seen[child]
-        mine, theirs = self.token_ids[child], step.token_ids[: step.drawn]
-        mine = mine[: len(mine) - (0 if seen is None else seen.tokens)]
+        mine, theirs = (one.token_ids[: one.drawn] for one in (self.step(child), step))
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
 
     def checked(self, nodes: Iterable[int]) -> bool:
@@ -262,10 +260,11 @@ class Tree(SavedTree):
 
     def steps(self, node: int) -> list[Step]:
         """The steps down to `node`."""
-        return [
-            Step(self.token_ids[i], self.logprobs[i], self.text[i], self.seen[i])
-            for i in self.path(node)
-        ]
+        return [self.step(i) for i in self.path(node)]
+
+    def step(self, node: int) -> Step:
+        """A node's own step."""
+        return Step(self.token_ids[node], self.logprobs[node], self.text[node], self.seen[node])
 
     def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""

@@ -150,7 +150,9 @@ def endings(tree: Tree) -> Counter[str]:
     """How many responses of a tree ended how: by a key of `SHORT`, or "answer"."""
     ends: Counter[str] = Counter()
     for response in trajectories(tree):
-        if response.verdict == "ended" and extract(response.text, words=True) is None:
+        # A world asks for no line that states the answer.
+        silent = response.verdict == "ended" and not response.mask
+        if silent and extract(response.text, words=True) is None:
             ends[SILENT] += response.samples
         elif response.verdict in SHORT:
             ends[response.verdict] += response.samples
