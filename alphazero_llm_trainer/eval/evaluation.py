@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -174,7 +175,7 @@ class Evaluation(BaseModel):
             verified=False,
         )
         sources = {name: open_one_of(config, name) for name in self.source}
-        check_reads(config.problems, list(sources.values()))
+        check_reads(config.problems, [*sources.values()])
         custom = open_reward(config.rewards, config.teachers, greet=True)
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
@@ -184,8 +185,8 @@ class Evaluation(BaseModel):
         from ..answering.students import answering_student
 
         if student is None:
-            critics = self.prm is not None or self.value is not None
-            student = answering_student(config, path, inference=not critics)
+            alone = self.prm is None and self.value is None
+            student = answering_student(config, path, inference=alone)
         if config.engine.backend == "openai":
             self.check_remote(student)
         openings = {name: opening(config, source, student.name) for name, source in sources.items()}
@@ -206,8 +207,13 @@ class Evaluation(BaseModel):
             value = load_value(self.guide, student, config)
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
-        tasks = [task for benchmark in benchmarks.values() for task in benchmark.tasks]
-        context = MethodContext(student, verifier, config, value=value, tasks=tasks)
+        context = MethodContext(
+            student,
+            verifier,
+            config,
+            value=value,
+            tasks=[*chain.from_iterable(made.tasks for made in benchmarks.values())],
+        )
         progress.follow(student.engine)
         cells, most = [], 0
         for name, benchmark in benchmarks.items():
