@@ -13,6 +13,7 @@ from ..learning.collector import Collector
 from ..learning.methods.registry import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
+from ..problems.registry import refuse_worlds
 from ..tree.graded import GradedTree
 from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
 
@@ -62,6 +63,7 @@ def collect(
         "seed": seed,
     }
     resolved, folder = configured(model, config, arguments, load_training)
+    refuse_worlds(resolved, "collect")
     tasks = tasks_of(resolved, split, num, start)
 
     def call() -> list[GradedTree]:

@@ -25,6 +25,7 @@ from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, nearest
 from ..types import Problem, Task
+from .own_world import OwnWorlds
 from .rows import (
     ROW_FILES,
     Columns,
@@ -155,6 +156,8 @@ def from_object(value: Any, problems: ProblemsConfig) -> Source:
     tasks."""
     if isinstance(value, type) and issubclass(value, Source):
         value = value()
+    if isinstance(value, type) and hasattr(value, "reset"):
+        return OwnWorlds(value, problems)
     if isinstance(value, Source):
         value.name = value.name or problems.source
         return value
@@ -218,6 +221,17 @@ def hold(source: Source) -> str:
     _held[source.name] = register(source)
     _opened.cache_clear()
     return source.name
+
+
+def refuse_worlds(config: Config, command: str) -> Source:
+    """The configured source. Raises ConfigError where it has worlds, which `command` doesn't play."""
+    source = open_source(config)
+    if source.worlds:
+        raise ConfigError(
+            f"problems.source is {source.name}, whose problems are turns with tools, and {command} "
+            "plays none: search and eval do"
+        )
+    return source
 
 
 def gradable(task: Task) -> bool:

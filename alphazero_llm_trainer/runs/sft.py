@@ -33,7 +33,7 @@ from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
-from ..problems.registry import open_source
+from ..problems.registry import refuse_worlds
 from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
@@ -70,7 +70,7 @@ def supervise(
     if not (out / KEPT).is_dir():
         Folder(out, "config.json").check_free(fix="remove it")
     progress = progress if progress is not None else Progress(quiet=True)
-    source = open_source(config)
+    source = refuse_worlds(config, "sft")
     # A source whose words don't fit one says so first.
     vocabulary = build_tokenizer(source) if scratch else None
     demonstrations = worked_solutions(config, source)

@@ -83,8 +83,10 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
             else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
         )
         value = "" if tree.V[node] is None else f" V={tree.V[node]:.3f}"
+        seen = tree.seen[node]
+        answer = "" if seen is None or not seen.text else f" -> {_line(seen.text)}"
         lines.append(
-            f"{indent}{star} {_line(text)}  N={tree.N[node]} "
+            f"{indent}{star} {_line(text)}{answer}  N={tree.N[node]} "
             f"Q={_mean(tree, node)}{value}{source}{verdict}"
         )
         push(node, indent + "  ")

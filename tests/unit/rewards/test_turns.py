@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from scripted import run
+from tables import CHECKOUT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,12 +22,12 @@ from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.methods import answered
 from alphazero_llm_trainer.policy.chat import Chat
 from alphazero_llm_trainer.problems.load import load_tasks, opening
-from alphazero_llm_trainer.problems.registry import hold, open_source
+from alphazero_llm_trainer.problems.registry import hold, open_source, refuse_worlds
 from alphazero_llm_trainer.problems.source import Source
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.problems.worlds import ObjectWorld
-from alphazero_llm_trainer.rewards.turns import TurnPolicy, steps_for
+from alphazero_llm_trainer.rewards.turns import Ending, TurnPolicy, steps_for
 from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.tree.extract import trajectories
 from alphazero_llm_trainer.types import Problem, Said, Task, ToolCall, drawn_mask, ids_of
@@ -351,3 +352,26 @@ def test_worlds_refuse_what_cannot_be():
     _, student, config = calc()
     with pytest.raises(ConfigError, match="mode is token"):
         TurnPolicy(student, config.search.changed(mode="token"), None)
+
+
+def test_a_class_of_ones_own_is_played_and_training_refuses_it():
+    """The example's boxes, opened one by one."""
+    config = config_of(str(CHECKOUT / "examples" / "own_world.py") + ":World")
+    source = open_source(config)
+    [task] = load_tasks(source, "test", 1)
+
+    def script(text, number):
+        return (
+            "Found.\n"
+            if str(task.row["goal"]) in text.split("\n")[1:]
+            else (f"look: {1 + text.count('look')}\n")
+        )
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    student = Scripted(tokenizer, config, script)
+    context = MethodContext(student, None, config, tasks=[task])
+    made = run(lambda: answered("greedy", context, task.problem, 0, 400))
+    assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
+    with pytest.raises(ConfigError, match="train plays none"):
+        refuse_worlds(config, "train")
