@@ -300,22 +300,6 @@ def chance(left: tuple[int, ...], target: int) -> float:
     return total / len(pairs)
 
 
-@cache
-def distances(size: int) -> dict[str, int]:
-    """The fewest flips that order each row of `size` numbers, by breadth-first search."""
-    goal = "123456789"[:size]
-    known, reached = {goal: 0}, [goal]
-    while reached:
-        before, reached = reached, []
-        for row in before:
-            for count in range(2, size + 1):
-                after = pancake.flip(row, count)
-                if after not in known:
-                    known[after] = known[row] + 1
-                    reached.append(after)
-    return known
-
-
 def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -> float:
     """`discount` to the power of the flips that the row after legal `steps` still needs; 0 where
     that is more than are left.
@@ -324,7 +308,7 @@ def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -
     after = pancake.play(row, steps)
     if after is None:
         return 0.0
-    needed = distances(len(row))[after]
+    needed = pancake.distances(len(row))[after]
     return discount**needed if needed <= flips - len(steps) else 0.0
 
 

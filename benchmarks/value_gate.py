@@ -29,7 +29,7 @@ EXAMPLES = provenance.ROOT / "examples"
 sys.path.append(str(EXAMPLES))
 
 import horn  # noqa: E402
-from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, distances, half  # noqa: E402
+from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, half  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
@@ -94,7 +94,7 @@ def noisy_distance(spread: float, discount: float) -> Value:
         if after is None or after == pancake.in_order(row):
             return float(after is not None)
         noise = spread * Random(f"{problem.id} {after} noise").gauss(0, 1)
-        return discount ** max(distances(len(row))[after] + noise, 0.3)
+        return discount ** max(pancake.distances(len(row))[after] + noise, 0.3)
 
     return value
 

@@ -43,16 +43,10 @@ def answer_search(
         evaluate = None
     elif perplexity is not None and config.rewards.pre_weight > 0:
         evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
-    reading = reading_of
+    reading: Callable[[Problem], Reading] = reading_of
     if isinstance(policy, TurnPolicy):
-        turns = policy
-        evaluate = None if value is not None else turns.earn_one
-
-        def reading(problem: Problem) -> Reading:
-            """What the turns of an episode that ended state."""
-            read = reading_of(problem)
-            return lambda response: read(turns.stated(problem, response))
-
+        evaluate = None if value is not None else policy.earn_one
+        reading = policy.reading
     return Search(
         policy_of(student, settings) if policy is None else policy,
         evaluate,

@@ -201,10 +201,11 @@ class TrainConfig(Section):
     clip_high: Share = 0.28
     # KL penalty to what the run started from: of grpo in the loss, of ppo in the reward
     kl_coefficient: NonNegativeFloat = 0.0
-    # grpo: group | step | process, a response against its group, Q(child) - V(parent),
+    # grpo: group | step | turn | process, a response against its group, Q(child) - V(parent),
+    # the same of turns in worlds with a V(parent) of other samples than the child's,
     # outcome and process rewards; alphazero: path | visits | gumbel, the right response,
     # the search's visits, or its improved policy
-    credit: Literal["group", "step", "process", "path", "visits", "gumbel"] = "group"
+    credit: Literal["group", "step", "turn", "process", "path", "visits", "gumbel"] = "group"
     # alphazero: of the value's cross-entropy beside the policy's likelihood
     value_coefficient: NonNegativeFloat = 0.1
     # distill: whose probabilities are learnt, a student's folder, a name of models.yaml, a

@@ -248,7 +248,7 @@ async def graded(
     world. The one place here that reads gold answers.
     """
     if source_of(tasks[0].problem).worlds:
-        return [None if ending is None else grade_of(ending) for ending in endings]
+        return [None if ending is None else ending.grade() for ending in endings]
     pairs = [
         (response, task)
         for response, task in zip(responses, tasks, strict=True)
@@ -256,13 +256,6 @@ async def graded(
     ]
     grades = iter(await source_of(tasks[0].problem).grade_all(pairs) if pairs else ())
     return [None if response is None else next(grades) for response in responses]
-
-
-def grade_of(ending: Ending) -> Grade:
-    """The reward of an episode as a grade."""
-    right = ending.reward == 1.0
-    verdict = Verdict.CORRECT if right else Verdict.WRONG
-    return Grade(verdict, ending.stated, partial=ending.reward)
 
 
 async def each(

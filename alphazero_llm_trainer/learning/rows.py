@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ..mcts.seeds import derive_seed
+from ..rewards.demonstrations import Worked, work_out
 from ..tree.extract import OUTSIDE, Trajectory
 from ..tree.graded import GradedTree
 from .collector import Collector
@@ -51,6 +52,7 @@ class RowBuilder:
         self.demonstrations = prepared.demonstrations
         self.student, self.collector, self.scorer = student, collector, scorer
         self.indices = count()
+        self.shown: dict[str, Worked] = {}  # demonstrations by their problems' ids
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
         """The rows of a round's trees that later rounds draw from too: none, unless the method says
@@ -70,12 +72,13 @@ class RowBuilder:
         reward: float = 0.0,
     ) -> TrainRow:
         """A response of a tree with its credit, of each token or of all alike."""
-        ids, prompt = response.token_ids, self.student.prompt_ids(tree.task.problem.question)
+        ids = response.token_ids
         numbers = (credit,) * len(ids) if isinstance(credit, float) else credit
         return TrainRow(
-            prompt,
+            tree.prompt_ids,
             ids,
             response.logprobs,
+            mask=response.mask,
             reward=reward,
             source=response.source,
             index=next(self.indices),
@@ -96,23 +99,30 @@ class RowBuilder:
         if not wanted:
             return []
         rng = Random(derive_seed(self.config.seed, "replay", number))
-        pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(wanted)]
+        tasks = [rng.choice(self.demonstrations) for _ in range(wanted)]
+        fresh = [task for task in tasks if task.problem.id not in self.shown]
+        made = work_out(self.student, self.config.search, fresh)
+        self.shown |= {task.problem.id: one for task, one in zip(fresh, made, strict=True)}
+        shown = [self.shown[task.problem.id] for task in tasks]
         weight = DEMONSTRATION if scored else 1.0
         old = (
-            asyncio.run(self.student.engine.score(pairs))
+            asyncio.run(
+                self.student.engine.score([(one.prompt_ids, one.token_ids) for one in shown])
+            )
             if scored
-            else [[0.0] * len(ids) for _, ids in pairs]
+            else [[0.0] * len(one.token_ids) for one in shown]
         )
         return [
             TrainRow(
-                prompt,
-                ids,
+                one.prompt_ids,
+                one.token_ids,
                 tuple(logprobs),
                 kind="demonstration",
                 index=next(self.indices),
-                **self.numbers_of((weight,) * len(ids)),
+                mask=one.mask,
+                **self.numbers_of((weight,) * len(one.token_ids)),
             )
-            for (prompt, ids), logprobs in zip(pairs, old, strict=True)
+            for one, logprobs in zip(shown, old, strict=True)
         ]
 
 

@@ -51,7 +51,7 @@ class Calc(GeneratedSource):
             Said("", (ToolCall("calculate", {"expression": step.partition(" = ")[0]}),))
             if "=" in step
             else Said(step)
-            for step in (task.solution or "").split("\n")
+            for step in (task.solution or "").splitlines()
         ]
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> StepCheck:

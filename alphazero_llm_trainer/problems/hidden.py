@@ -45,7 +45,7 @@ class Hidden(Pancake):
 
     def turns(self, task: Task) -> list[Said]:
         """The student's turns of a demonstration."""
-        return [Said(move) for move in (task.solution or "").split("\n")]
+        return [Said(move) for move in (task.solution or "").splitlines()]
 
     def outcome(self, turn: str, seen: str) -> str:
         """See `Source.outcome`: the row."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from random import Random
 
 from ..errors import DataError
@@ -174,3 +175,19 @@ def play(row: str, steps: Sequence[str]) -> str | None:
             return None
         row = match[2]
     return row
+
+
+@lru_cache
+def distances(size: int) -> dict[str, int]:
+    """The fewest flips that order each row of `size` numbers, by breadth-first search."""
+    goal = "123456789"[:size]
+    known, reached = {goal: 0}, [goal]
+    while reached:
+        before, reached = reached, []
+        for row in before:
+            for count in range(2, size + 1):
+                after = flip(row, count)
+                if after not in known:
+                    known[after] = known[row] + 1
+                    reached.append(after)
+    return known

@@ -229,7 +229,7 @@ def refuse_worlds(config: Config, command: str) -> Source:
     if source.worlds:
         raise ConfigError(
             f"problems.source is {source.name}, whose problems are turns with tools, and {command} "
-            "plays none: search and eval do"
+            "plays none: search, eval, sft and train do"
         )
     return source
 

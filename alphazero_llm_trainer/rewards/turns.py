@@ -9,22 +9,24 @@ Turns of one state are acted from the same place, by the ladder of forks (`probl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..chat.calls import Form, as_message, form_of, read_calls, read_line, render_turn
 from ..chat.remote import RemoteStudent
 from ..config.sections import SearchConfig
-from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits, StepPolicy
+from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wanted
 from ..errors import AlphaZeroError, ConfigError, RequestError
+from ..grading.graders import Grade, Verdict
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..policy.chat import CLOSED, OPENED
 from ..policy.engine_steps import drawing_cost
 from ..policy.proposals import steps_of
-from ..problems.registry import source_of
+from ..problems.registry import reading_of, source_of
 from ..problems.source import Source
 from ..problems.worlds import ERROR, Episodes, Place, Seen, Tooling
 from ..tree.arena import WHOLE
@@ -53,6 +55,14 @@ class Ending(NamedTuple):
     turns: int
     calls: int
     errors: int
+
+    def grade(self) -> Grade:
+        """The reward as a grade."""
+        verdict = Verdict.CORRECT if self.reward == 1.0 else Verdict.WRONG
+        return Grade(verdict, self.stated, partial=self.reward)
+
+
+UNENDED = Grade(Verdict.UNPARSED, None)  # of an episode that a limit cut
 
 
 class Stage:
@@ -171,6 +181,13 @@ class Stage:
             self.places[ids] = after
         return self.places[ids]
 
+    def messages_at(self, place: Place) -> list[Mapping[str, Any]]:
+        """The chat up to a state."""
+        messages = [*self.messages]
+        for turn, seen in place.path:
+            messages += [as_message(self.read(turn)), *numbered(seen)]
+        return messages
+
     def given(
         self, place: Place, turn: str, seen: Seen, before: tuple[int, ...], drawn: tuple[int, ...]
     ) -> tuple[int, ...]:
@@ -180,10 +197,7 @@ class Stage:
         if self.student.plain:
             lines = (self.line(one["content"]) for one in seen.messages)
             return tuple(self.student.encode_part("".join(lines), (*before, *drawn)))
-        messages = [*self.messages]
-        for earlier, answer in place.path:
-            messages += [as_message(self.read(earlier)), *numbered(answer)]
-        said = self.read(turn)
+        messages, said = self.messages_at(place), self.read(turn)
         begun = self.render(messages, True) + render_turn(said, messages, self.render)
         whole = self.render([*messages, as_message(said), *numbered(seen)], True)
         if not whole.startswith(begun):
@@ -234,7 +248,7 @@ class TurnPolicy(StepPolicy):
         if settings.mode == "token":
             raise ConfigError("search.mode is token and the source has turns: use search.mode=step")
         self.student, self.settings, self.inner = student, settings, inner
-        self.lead = inner.lead
+        self.lead, self.temperature = inner.lead, settings.temperature
         self.tasks: dict[str, Task] = {}
         self.stages: dict[str, Stage] = {}
         self.checked: set[str] = set()
@@ -279,6 +293,18 @@ class TurnPolicy(StepPolicy):
         ending = self.ending(problem, response)
         return "" if ending is None else ending.stated
 
+    def reading(self, problem: Problem) -> Callable[[str], str | None]:
+        """What responses to a problem answer, for votes: what their episodes state."""
+        read = reading_of(problem)
+        return lambda response: read(self.stated(problem, response))
+
+    def grade(self, problem: Problem, response: str) -> Grade | None:
+        """The grade of an episode's response; None of a problem without a world."""
+        if problem.id not in self.stages:
+            return None
+        ending = self.ending(problem, response)
+        return UNENDED if ending is None else ending.grade()
+
     async def earn_one(
         self,
         problem: Problem,
@@ -291,57 +317,40 @@ class TurnPolicy(StepPolicy):
         answers = source_of(problem).final_answer(stated) is not None
         return RewardParts(total=float(verdict in WHOLE and answers))
 
-    async def continuations(
-        self,
-        problem: Problem,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        limits: Limits,
-        temperature: float | None = None,
-        without: Drawn | None = None,
+    async def draw(
+        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """See `StepPolicy`. `without` is of single turns alone: what follows one depends on the
         world.
         """
         stage = self.stages.get(problem.id)
         if stage is None:
-            return await self.inner.continuations(
-                problem, steps, n, seed, limits, temperature, without
-            )
-        cost = Cost()
-        known = without if limits.steps == 1 else None
-        drawn = await self.draw(stage, steps, n, seed, limits.tokens, temperature, cost, known)
+            return await self.inner.draw(problem, steps, wanted)
+        cost, seed = Cost(), wanted.seed
+        first = wanted if wanted.limits.steps == 1 else replace(wanted, without=None)
+        drawn = await self.draw_turns(stage, steps, first, cost)
         made = await together(
             *(
-                self.go_on(stage, steps, first, derive_seed(seed, at), limits, temperature, cost)
-                for at, first in enumerate(drawn)
+                self.go_on(stage, steps, turn, replace(wanted, seed=derive_seed(seed, at)), cost)
+                for at, turn in enumerate(drawn)
             )
         )
         return made, cost
 
-    async def draw(
-        self,
-        stage: Stage,
-        steps: Sequence[Step],
-        n: int,
-        seed: int,
-        tokens: int,
-        temperature: float | None,
-        cost: Cost,
-        without: Drawn | None = None,
+    async def draw_turns(
+        self, stage: Stage, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> list[Generated]:
-        """`n` next turns, without what the world answers; `cost` is added to."""
-        prefix, own = stage.prompt + ids_of(steps), self.settings.temperature
+        """`wanted.n` next turns, without what the world answers; `cost` is added to."""
+        prefix, own = stage.prompt + ids_of(steps), self.temperature
         request = GenerateRequest(
             prefix,
-            n=n,
-            max_new_tokens=tokens,
-            temperature=own if temperature is None else temperature,
-            seed=seed,
+            n=wanted.n,
+            max_new_tokens=wanted.limits.tokens,
+            temperature=wanted.temperature,
+            seed=wanted.seed,
             max_steps=1 if self.student.plain else None,
-            without=without or (),
-            tempered=own if without is not None and own not in (0.0, 1.0) else None,
+            without=wanted.without or (),
+            tempered=own if wanted.without is not None and own not in (0.0, 1.0) else None,
         )
         [generated] = await self.student.engine.generate([request])
         cost.add(drawing_cost(prefix, generated))
@@ -352,15 +361,14 @@ class TurnPolicy(StepPolicy):
         stage: Stage,
         steps: Sequence[Step],
         drawn: Generated,
-        seed: int,
-        limits: Limits,
-        temperature: float | None,
+        wanted: Wanted,
         cost: Cost,
     ) -> Continuation:
         """The turn `drawn` and those after it, to the episode's end or the limits. A turn that a
         limit cut, or whose answer doesn't fit, comes last, and nothing was answered to it.
         """
-        path, left = [*steps], limits.tokens
+        path, limits = [*steps], wanted.limits
+        left = limits.tokens
         while True:
             tempered = drawn.tempered if limits.steps == 1 else None
             step, done = (
@@ -389,8 +397,10 @@ class TurnPolicy(StepPolicy):
             left -= len(step.token_ids)
             if done or left == 0 or len(made) >= limits.steps:
                 return Continuation(made, done, tempered=tempered)
-            turn_seed = derive_seed(seed, len(made))
-            [drawn] = await self.draw(stage, path, 1, turn_seed, left, temperature, cost)
+            again = Wanted(
+                1, derive_seed(wanted.seed, len(made)), Limits(1, left), wanted.temperature, None
+            )
+            [drawn] = await self.draw_turns(stage, path, again, cost)
 
     async def read_step(
         self, problem: Problem, steps: Sequence[Step], text: str, ended: bool

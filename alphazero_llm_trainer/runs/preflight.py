@@ -49,6 +49,7 @@ def preflight(
         student,
         tasks,
         max_tokens=config.search.max_tokens,
+        settings=config.search,
         n=SAMPLES,
         temperature=config.search.temperature,
         seed=config.seed,

@@ -278,6 +278,7 @@ class Recorder:
             self.student,
             tasks,
             max_tokens=self.config.search.max_tokens,
+            settings=self.config.search,
             custom=self.collector.custom,
             progress=self.progress,
             doing=doing,

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
+from ..chat.calls import write_line
 from ..config.load import Config
 from ..config.refusals import refuse_conflicts
-from ..config.sections import ModelShape
+from ..config.sections import ModelShape, SearchConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer
@@ -33,9 +34,10 @@ from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
-from ..problems.registry import refuse_worlds
+from ..problems.registry import open_source, source_of
 from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
+from ..rewards.demonstrations import work_out
 from ..types import Opening, Task
 from .fit import Course, Kept, Line, fit, planned
 from .saving import save_student
@@ -70,7 +72,7 @@ def supervise(
     if not (out / KEPT).is_dir():
         Folder(out, "config.json").check_free(fix="remove it")
     progress = progress if progress is not None else Progress(quiet=True)
-    source = refuse_worlds(config, "sft")
+    source = open_source(config)
     # A source whose words don't fit one says so first.
     vocabulary = build_tokenizer(source) if scratch else None
     demonstrations = worked_solutions(config, source)
@@ -81,7 +83,13 @@ def supervise(
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
         limit = config.search.max_tokens
         return answer(
-            student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling
+            student,
+            tasks,
+            max_tokens=limit,
+            settings=config.search,
+            progress=progress,
+            doing=doing,
+            **sampling,
         ).correct
 
     def accuracy(course: Course) -> Line:
@@ -103,7 +111,9 @@ def supervise(
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
-    rows = learnable_rows(demonstrations, student, QUESTION_WEIGHT * scratch, progress)
+    rows = learnable_rows(
+        demonstrations, student, QUESTION_WEIGHT * scratch, progress, config.search
+    )
     settings = planned(config, len(rows), RATE)
     memory = MemoryOptions.of(config, student)
     data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
@@ -181,7 +191,14 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
 def worked_solutions(config: Config, source: Source) -> list[Task]:
     """The demonstrations. Raises DataError where a task has no worked solution."""
     demonstrations = demonstrations_of(config, config.train.demonstrations)
-    without = next((task.problem.id for task in demonstrations if not task.solution), None)
+    without = next(
+        (
+            task.problem.id
+            for task in demonstrations
+            if not (source.turns(task) if source.worlds else task.solution)
+        ),
+        None,
+    )
     if without is not None:
         raise DataError(
             f"source {source.name} has no worked solution for {without!r} and sft learns from "
@@ -196,20 +213,28 @@ def share(correct: Sequence[list[bool]]) -> dict[str, Any]:
 
 
 def sft_rows(
-    tasks: Iterable[Task], student: Student, question_weight: float = 0.0
+    tasks: Sequence[Task],
+    student: Student,
+    question_weight: float = 0.0,
+    settings: SearchConfig | None = None,
 ) -> list[TrainRow]:
     """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first
-    one is never predicted).
+    one is never predicted), and what a world answered nothing.
+    `settings` are those of turns in worlds.
     """
     rows: list[TrainRow] = []
-    for task in tasks:
-        prompt, completion = student.worked(task)
+    for shown in work_out(student, settings, tasks):
+        prompt, completion, mask = shown
         weights = (1.0,) * len(completion)
         if question_weight:  # the question is a part of what is predicted then
             prompt, completion = prompt[:1], (*prompt[1:], *completion)
-            weights = (question_weight,) * (len(completion) - len(weights)) + weights
+            before = len(completion) - len(weights)
+            weights = (question_weight,) * before + weights
+            mask = (True,) * before + mask if mask else ()
         rows.append(
-            TrainRow(tuple(prompt), tuple(completion), weights=weights, kind="demonstration")
+            TrainRow(
+                tuple(prompt), tuple(completion), weights=weights, kind="demonstration", mask=mask
+            )
         )
     return rows
 
@@ -222,7 +247,7 @@ def check_known(tasks: Iterable[Task], student: Student) -> None:
     if unknown is None or unknown in ends:  # a tokenizer of bytes, which knows all
         return
     for task in tasks:
-        for text in (task.problem.question, task.solution or ""):
+        for text in (task.problem.question, *solution_texts(task)):
             if unknown not in student.encode(text):
                 continue
             words = re.finditer(r"\S+\s*", text)
@@ -234,8 +259,18 @@ def check_known(tasks: Iterable[Task], student: Student) -> None:
             )
 
 
+def solution_texts(task: Task) -> list[str]:
+    """What a student of a small vocabulary writes in a worked solution."""
+    source = source_of(task.problem)
+    return [*map(write_line, source.turns(task))] if source.worlds else [task.solution or ""]
+
+
 def learnable_rows(
-    tasks: Sequence[Task], student: Student, question_weight: float, progress: Progress
+    tasks: Sequence[Task],
+    student: Student,
+    question_weight: float,
+    progress: Progress,
+    settings: SearchConfig | None = None,
 ) -> list[TrainRow]:
     """`sft_rows` of the tasks that the model has positions for; `progress` gets a line about the
     others.
@@ -244,7 +279,7 @@ def learnable_rows(
     rows are too long.
     """
     check_known(tasks, student)
-    rows = sft_rows(tasks, student, question_weight)
+    rows = sft_rows(tasks, student, question_weight, settings)
     most = getattr(text_config(student.model), "max_position_embeddings", None) or math.inf
     lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]

@@ -30,7 +30,7 @@ from ..policy.folders import (
     weights_of,
 )
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
-from ..problems.registry import open_source, refuse_worlds
+from ..problems.registry import open_source
 from ..rewards.custom import JUDGE, open_reward
 from .hub import check_hub
 from .tracking import check_tracker
@@ -43,7 +43,7 @@ def prepare(config: Config) -> Prepared:
     splits or gold answers.
     """
     check_run(config)
-    train, source = config.train, refuse_worlds(config, "train")
+    train, source = config.train, open_source(config)
     config = with_context(config, source)
     # Demonstrations are the first tasks of the train split unless the source has others; questions
     # are the ones after them.

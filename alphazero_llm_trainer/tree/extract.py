@@ -206,6 +206,29 @@ def step_values(
     return values
 
 
+def turn_values(
+    trajectory: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
+) -> list[tuple[float, float]]:
+    """`step_values` with a V(parent) that has none of the child's own samples.
+
+    Where no other turn was sampled after the parent, it is that of the nearest state above which
+    has other samples: a baseline needs to know nothing of what was chosen, and no more. Where all
+    samples went through the child, nothing tells what it is worth beside others: V is Q.
+    """
+    values, above = [], [ROOT]
+    for node in trajectory.nodes:
+        inside = node != OUTSIDE and counts[node] > 0
+        count, earned = (counts[node], sums[node]) if inside else (1, reward)
+        after = before = earned / count
+        for state in reversed(above):
+            if counts[state] > count:
+                before = (sums[state] - earned) / (counts[state] - count)
+                break
+        values.append((after, before))
+        above.append(above[-1] if node == OUTSIDE else node)
+    return values
+
+
 # -- outcomes --------------------------------------------------------------------------------------
 
 

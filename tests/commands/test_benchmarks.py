@@ -1,12 +1,12 @@
 """The benchmarks' own machinery: siblings, values and noise are what they say."""
 
 import pytest
-from generations import GAMES, distances, exact_value, sibling
+from generations import GAMES, exact_value, sibling
 from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
-from alphazero_llm_trainer.problems.pancake import flip
+from alphazero_llm_trainer.problems.pancake import distances, flip
 from alphazero_llm_trainer.problems.registry import open_source
 from alphazero_llm_trainer.types import Problem
 

@@ -33,7 +33,7 @@ from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
 from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
-from ...tree.extract import OUTSIDE
+from ...tree.extract import OUTSIDE, mask_to
 from ...tree.graded import GradedTree
 from ..rows import GoodRows
 from ..stats import RoundStats
@@ -124,8 +124,7 @@ class AlphaZeroRows(GoodRows):
         off = set(rng.sample(lost, min(OFF_PATH, len(lost))))
         kept = {node: z for node, z in targets.items() if z or node in off}
         pi = choices(tree, way, self.config.train.credit)
-        prompt = self.student.prompt_ids(graded.task.problem.question)
-        return branches(tree, prompt, pi, kept, self.indices)
+        return branches(tree, graded.prompt_ids, pi, kept, self.indices)
 
     def solution(self, graded: GradedTree) -> list[int]:
         """The nodes of the right response with the fewest steps, the likeliest of several; none
@@ -231,7 +230,8 @@ def branches(
     state in one row alone.
 
     A row's value weights `[T]` are those of the states before its tokens, and sum to 1; a token
-    that nothing learns from follows a state at a row's end.
+    that nothing learns from follows a state at a row's end. In a world a state is a turn's end, after
+    what was answered to it.
     """
     chosen = pi.keys() | targets.keys()
     above = {ROOT} if chosen - {ROOT} else set()
@@ -242,6 +242,7 @@ def branches(
     rows, taken = [], set[int]()
     for end in ends:
         ids, logprobs = tree.sequence(end)
+        mask = mask_to(tree, end)
         weights, known = list[float](), dict[int, float]()
         for node in [ROOT, *tree.path(end)]:
             fresh = node not in taken
@@ -251,6 +252,7 @@ def branches(
             taken.add(node)
         if len(ids) in known:
             ids, logprobs, weights = (*ids, prompt[-1]), (*logprobs, 0.0), [*weights, 0.0]
+            mask = (*mask, True) if mask else ()
         places = range(len(ids))
         rows.append(
             TrainRow(
@@ -261,6 +263,7 @@ def branches(
                 targets=tuple(known.get(at, 0.0) for at in places),
                 value_weights=tuple(1 / len(known) if at in known else 0.0 for at in places),
                 index=next(indices),
+                mask=mask,
             )
         )
     return rows

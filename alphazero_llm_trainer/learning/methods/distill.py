@@ -218,4 +218,5 @@ DISTILL = Method(
     reads=frozenset({"clip_high", "clip_low", "pack", "rows_per_round", "teacher"}),
     check=check,
     load=load,
+    worlds=False,
 )

@@ -129,7 +129,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     source = SimpleNamespace(demonstrations=[], size=None, config=config)
     student = SimpleNamespace(prompt_ids=lambda question: PROMPT)
     builder = AlphaZeroRows(source, student, SimpleNamespace(select_responses=list))
-    [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0)])
+    [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0, PROMPT)])
     assert way.completion_ids == (10, 10, 9, 8, 41) and way.pi == (1.0,) * 4 + (0.0,)
     lost = [
         z

@@ -354,7 +354,7 @@ def test_worlds_refuse_what_cannot_be():
         TurnPolicy(student, config.search.changed(mode="token"), None)
 
 
-def test_a_class_of_ones_own_is_played_and_training_refuses_it():
+def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
     """The example's boxes, opened one by one."""
     config = config_of(str(CHECKOUT / "examples" / "own_world.py") + ":World")
     source = open_source(config)
@@ -373,5 +373,5 @@ def test_a_class_of_ones_own_is_played_and_training_refuses_it():
     context = MethodContext(student, None, config, tasks=[task])
     made = run(lambda: answered("greedy", context, task.problem, 0, 400))
     assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
-    with pytest.raises(ConfigError, match="train plays none"):
-        refuse_worlds(config, "train")
+    with pytest.raises(ConfigError, match="sample plays none"):
+        refuse_worlds(config, "sample")
