@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..answering.searches import answer_search
 from ..answering.students import answering_student
 from ..chat.remote import RemoteStudent
-from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
+from ..config.load import GUIDED_SEARCH, Config, check_read, load_answering, resolve_name
 from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
-from ..eval.verifiers import load_verifier
+from ..eval.named_verifiers import load_verifier
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from ..problems.registry import open_source, source_of
-from ..problems.rows import check_text
-from ..report.page import framed
+from ..problems.row_columns import check_text
+from ..report.html import frame_page
 from ..rewards.perplexity import Perplexity
 from ..rewards.turns import TurnPolicy, steps_for
 from ..tree.arena import Tree
 from ..types import Problem, Task
 from ..viewer.page import tree_page
-from ..viewer.record import pieces
-from .settings import Display, configured, outside_loops, progress_of
+from ..viewer.record import token_pieces
+from .settings import Display, configure_call, outside_loops, progress_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -62,10 +62,10 @@ class Searched(SearchResult):
             "cost": self.cost.as_dict(),
             "tree": self.tree.to_dict(),
         }
-        return record | {"pieces": pieces(record, self.decode, {})}
+        return record | {"pieces": token_pieces(record, self.decode, {})}
 
     def _repr_html_(self) -> str:
-        return framed(tree_page(self.record, title="search"))
+        return frame_page(tree_page(self.record, title="search"))
 
 
 def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) -> Student:
@@ -79,7 +79,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
         CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the
             fix.
     """
-    resolved, folder = configured(model, config, {}, load_answering)
+    resolved, folder = configure_call(model, config, {}, load_answering)
     resolved = with_context(resolved)
     return outside_loops(
         lambda: answering_student(
@@ -136,7 +136,7 @@ def search(
         arguments |= {"engine.backend": "openai", "engine.openai.base_url": base_url}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
     load = partial(load_answering, guided=value is not None)
-    resolved, folder = configured(model, config, arguments, load)
+    resolved, folder = configure_call(model, config, arguments, load)
     problem = (
         Problem("question", question, open_source(resolved).name)
         if isinstance(question, str)
@@ -146,7 +146,7 @@ def search(
 
     def call() -> Searched:
         with progress_of(progress) as shown:
-            return find(problem, resolved, folder, student, shown)
+            return answer_question(problem, resolved, folder, student, shown)
 
     return outside_loops(call)
 
@@ -182,9 +182,11 @@ def with_own_value(
     if judged:
         return config, used, "calculator" if used is None else "calculator+value"
     guided = {"value": str(own)} | {
-        key: choice for key, choice in GUIDED["search"].items() if f"search.{key}" not in config.own
+        key: choice
+        for key, choice in GUIDED_SEARCH["search"].items()
+        if f"search.{key}" not in config.own
     }
-    return config.changed(search=guided), None, None
+    return config.with_values(search=guided), None, None
 
 
 def turns_in(
@@ -208,7 +210,7 @@ async def search_within(
         return await search
 
 
-def find(
+def answer_question(
     problem: Problem,
     config: Config,
     folder: Path | None,
@@ -260,13 +262,13 @@ def find(
     tree = Tree()
     with Stop(progress) as stop:
 
-        def asked() -> bool:
+        def ask_stop() -> bool:
             """Whether to stop; the search asks before each simulation."""
             progress.at(len(tree.simulations))
             return stop()
 
         search = answer_search(
-            student, config, perplexity, asked, value, policy=turns, verifier=verifier
+            student, config, perplexity, ask_stop, value, policy=turns, verifier=verifier
         )
         held = "after the simulation in hand"
         progress.start(config.search.simulations, unit="simulation", held=held)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, suggest_nearest
 from .objects import own_object
 from .sections import (
     BY_LEARNERS,
@@ -24,7 +24,7 @@ from .sections import (
     Share,
     on_or_off,
 )
-from .shipped import read_yaml, recipes, shipped
+from .shipped import read_yaml, recipe_names, shipped_path
 
 # Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay,
 # and learning rates are smaller. Below it threads wait for each other longer than they compute, the
@@ -50,12 +50,12 @@ def recipe_of(method: str) -> str:
     name = method if ".py:" not in method else getattr(own_object(method, METHOD), "name", None)
     recipe = f"{name}.yaml"
     try:
-        known = name == read_yaml(shipped(recipe)).get("train", {}).get("method")
+        known = name == read_yaml(shipped_path(recipe)).get("train", {}).get("method")
     except ConfigError:
         known = False
     if not known:
         fix = "name a method of config/training.yaml, or file.py:NAME of your own"
-        raise ConfigError(f"{METHOD} is {method!r}: {nearest(method, recipes(), fix)}")
+        raise ConfigError(f"{METHOD} is {method!r}: {suggest_nearest(method, recipe_names(), fix)}")
     return recipe
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import EngineError
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, Step, text_of
-from .admission import Capabilities, check_ids, check_request, check_tokens
+from .admission import Capabilities, check_ids, check_request, check_room
 from .step_ends import StepEnds
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Engine(ABC):
     async def score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
         for prefix, continuation in sequences:
-            check_tokens(prefix, self.capabilities, self.vocabulary, len(continuation))
+            check_room(prefix, self.capabilities, self.vocabulary, len(continuation))
             check_ids(continuation, self.vocabulary)
         return await self._score(sequences)
 
@@ -157,7 +157,7 @@ class Engine(ABC):
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            check_tokens(prefix, self.capabilities, self.vocabulary, 1)
+            check_room(prefix, self.capabilities, self.vocabulary, 1)
         return await self._topk(prefixes, k)
 
     @abstractmethod

@@ -31,8 +31,8 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.types import AssistantMessage, Messages, Response, SystemMessage, UserMessage
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
-from ..config.load import nested
-from ..config.shipped import merge
+from ..config.load import nest_key
+from ..config.shipped import merge_mappings
 from ..errors import AlphaZeroError, ConfigError
 
 RANGE = "reward_range"  # in an address: what the rewards' sum can be
@@ -71,7 +71,7 @@ def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, f
         if key == RANGE:
             declared = declared_range(address, value)
         else:
-            options = merge(options, nested(key, setting))
+            options = merge_mappings(options, nest_key(key, setting))
     return options, declared
 
 
@@ -112,13 +112,13 @@ def of_class(task: vf.Task, tools: bool = False) -> str | None:
         return "it needs tools, and a problem here is one prompt with one reply"
     if task.hooks("stop") or discover_decorated(task, "intercept"):
         return "it watches or rewrites turns, and a problem here is one prompt with one reply"
-    hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
+    hooks = [fn for fn in (task.setup, task.finalize) if has_own_method(task, fn.__name__)]
     scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     if type(task).NEEDS_CONTAINER or any(map(needs_runtime, (*hooks, *scoring))):
         return (
             "it needs a container or a runtime to run commands in, and rewards run in this process"
         )
-    return None if scoring or overridden(task, "score") else "it has no rewards"
+    return None if scoring or has_own_method(task, "score") else "it has no rewards"
 
 
 def of_data(data: vf.TaskData) -> str | None:
@@ -126,14 +126,14 @@ def of_data(data: vf.TaskData) -> str | None:
     for name in ("image", "workdir", "agent_user", "skills", "artifacts"):
         if getattr(data, name):
             return f"it has {name}, which needs a container, and rewards run in this process"
-    asked = [message for message in messages(data) if not isinstance(message, SystemMessage)]
+    asked = [message for message in prompt_messages(data) if not isinstance(message, SystemMessage)]
     texts = [message.content for message in asked if isinstance(message, UserMessage)]
     if len(asked) == len(texts) == 1 and isinstance(texts[0], str) and texts[0].strip():
         return None
     return "its prompt isn't one question in text"
 
 
-def overridden(task: vf.Task, name: str) -> bool:
+def has_own_method(task: vf.Task, name: str) -> bool:
     """Whether a task's class has a method of its own."""
     return getattr(type(task), name) is not getattr(vf.Task, name)
 
@@ -147,7 +147,7 @@ def needs_runtime(function: Callable[..., Any]) -> bool:
 # -- scoring ---------------------------------------------------------------------------------------
 
 
-async def scored(
+async def score_reply(
     agent: vf.AgentConfig, task: vf.Task, reply: str | Messages, trace: vf.Trace | None = None
 ) -> vf.Trace:
     """The scored trace. It is not `ok` where the task's code failed (`errors`) or took too long
@@ -201,7 +201,7 @@ async def set_up(agent: vf.AgentConfig, task: vf.Task, trace: vf.Trace) -> None:
 
 def turns(trace: vf.Trace, data: vf.TaskData, said: Messages) -> None:
     """Add a model call for each of the model's turns in `said`, the messages after the prompt."""
-    before = messages(data)
+    before = prompt_messages(data)
     for message in said:
         if isinstance(message, AssistantMessage):
             finish: Literal["tool_calls", "stop"] = "tool_calls" if message.tool_calls else "stop"
@@ -221,7 +221,7 @@ def turns(trace: vf.Trace, data: vf.TaskData, said: Messages) -> None:
         before = [*before, message]
 
 
-def messages(data: vf.TaskData) -> Messages:
+def prompt_messages(data: vf.TaskData) -> Messages:
     """A task's prompt as a harness sends it: the system prompt, then the prompt."""
     sent: Messages = []
     if data.system_prompt is not None:
@@ -231,7 +231,7 @@ def messages(data: vf.TaskData) -> Messages:
     return [*sent, *(data.prompt or ())]
 
 
-def failure(trace: vf.Trace) -> str | None:
+def why_unscored(trace: vf.Trace) -> str | None:
     """Why a scored trace has no reward, or None where it has one."""
     if trace.is_timeout:
         return "its rewards took too long"

@@ -28,7 +28,15 @@ from ..chat.calls import as_message
 from ..errors import ConfigError
 from ..problems.worlds import Message, Start, Tooling, ToolWorld, checked_reward
 from ..types import Said
-from .taskset_rules import failure, messages, new_trace, of_class, of_data, scored, set_up
+from .taskset_rules import (
+    new_trace,
+    of_class,
+    of_data,
+    prompt_messages,
+    score_reply,
+    set_up,
+    why_unscored,
+)
 
 CLOSING = 5.0  # seconds that servers have to end
 
@@ -76,19 +84,19 @@ class VerifiersWorld(ToolWorld):
         return world
 
     async def open(self) -> Start:
-        """See `World.open`."""
+        """Begin the episode, once."""
         await set_up(self.agent, self.task, self.trace)
         self.state = self.trace.state
         async with asyncio.timeout(self.tooling.seconds):
             tools = await self.servers.start()
         shown = [
             {"role": message.role, "content": content_text(message.content)}
-            for message in messages(self.task.data)
+            for message in prompt_messages(self.task.data)
         ]
         return Start(tuple(shown), tuple(tools))
 
     async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """See `ToolWorld.run_tool`."""
+        """What a tool answers."""
         if name not in self.servers.tools:
             names = ", ".join(self.servers.tools)
             raise LookupError(f"there is no tool `{name}`: the tools are {names}")
@@ -105,22 +113,22 @@ class VerifiersWorld(ToolWorld):
         return await self.servers.run(run())
 
     def snapshot(self) -> State | None:
-        """See `ToolWorld.snapshot`."""
+        """The state before a call, for `restore`; None where it can't be copied."""
         return self.state.model_copy(deep=True) if self.copies else None
 
     def restore(self, state: State) -> None:
-        """See `ToolWorld.restore`."""
+        """Go back to a state before a call that was cut."""
         self.state = state
 
     def record(self, turn: str, said: Said, messages: tuple[Message, ...]) -> None:
-        """See `ToolWorld.record`."""
+        """Keep a turn and its observation, for rewards that read them."""
         self.said += ((said, messages),)
 
     async def final_reward(self) -> float:
-        """See `ToolWorld.final_reward`: the task's own rewards on the trace of the turns."""
+        """The reward of the episode, from 0 to 1. The task's own rewards on the trace of the turns."""
         trace = self.trace.model_copy(deep=True, update={"state": self.state})
-        trace = await scored(self.agent, self.task, self.sent(), trace)
-        reason = failure(trace)
+        trace = await score_reply(self.agent, self.task, self.sent(), trace)
+        reason = why_unscored(trace)
         if reason is not None:
             raise RuntimeError(reason)
         low, high = self.range

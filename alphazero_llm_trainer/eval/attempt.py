@@ -17,12 +17,12 @@ from ..grading.answers import is_final
 from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
-from ..mcts.steps import verdict
+from ..mcts.steps import end_verdict
 from ..problems.registry import source_of
 from ..rewards.turns import Ending, TurnPolicy, steps_for
 from ..tree.arena import REJECTED, ROOT, Tree
 from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, ids_of, text_of
-from .verifiers import NoVerifier
+from .named_verifiers import NoVerifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -84,7 +84,7 @@ class Chain:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """See `Judgement.rank`; the lowest where there is none."""
+        """How responses are compared: by their totals. The lowest where there is none."""
         return (False, False, False, 0.0) if self.judged is None else self.judged.rank
 
 
@@ -176,7 +176,7 @@ class Attempt:
         return Limits(lines, tokens, "budget" if tokens < self.longest - used else bound)
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens of the budget that are not spent."""
         return self.budget - self.cost.computed
 
@@ -185,7 +185,7 @@ class Attempt:
         too.
         """
         used = sum(len(step.token_ids) for step in steps)
-        allowed = self.left - kept
+        allowed = self.tokens_left - kept
         if judged and self.context.verifier.computes:
             allowed = (allowed - self.judge.step_price(steps)) // 2
         if len(steps) >= self.settings.max_depth:
@@ -235,14 +235,14 @@ class Attempt:
         return await self.drawn_chain(chain, judged)
 
     async def draw_many(self, count: int, judged: bool = True) -> list[Chain]:
-        """`count` whole responses side by side, which share their prompt; what is `left` is shared
-        out among them.
+        """`count` whole responses side by side, which share their prompt; what is `tokens_left` is
+        shared out among them.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += count
-        allowed = self.left // count
+        allowed = self.tokens_left // count
         if judged and self.context.verifier.computes:
-            allowed = (self.left - self.judge.step_price(())) // (2 * count)
+            allowed = (self.tokens_left - self.judge.step_price(())) // (2 * count)
         if min(allowed, self.longest) <= 0:
             return []
         limits = self.limits(self.settings.max_depth, min(allowed, self.longest))
@@ -260,12 +260,12 @@ class Attempt:
     ) -> None:
         """Count why a chain has no answer, where it has none."""
         if not self.usable(chain):
-            self.ends[verdict(drawn, limits, prefix)] += 1
+            self.ends[end_verdict(drawn, limits, prefix)] += 1
 
     async def drawn_chain(self, chain: Chain, judged: bool) -> Chain:
         """A new chain, judged or not, which is in the tree from now on."""
         if judged:
-            chain = await self.scored(chain)
+            chain = await self.score_chain(chain)
         if self.tree is not None:
             self.record(chain, self.tree)
         return chain
@@ -297,9 +297,9 @@ class Attempt:
             self.candidates.append(chain)
             self.nodes.setdefault(chain.text, node)
 
-    async def scored(self, chain: Chain) -> Chain:
+    async def score_chain(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""
-        if self.judge.step_price(chain.steps) > self.left:
+        if self.judge.step_price(chain.steps) > self.tokens_left:
             return chain
         return Chain(chain.steps, chain.whole, chain.cut, await self.judge(chain.steps))
 

@@ -13,7 +13,7 @@ from ..errors import RequestError
 from ..grading.graders import Grade
 from ..live import Progress, run_until
 from ..mcts.seeds import derive_seed
-from ..policy.proposals import steps_of
+from ..policy.proposals import make_steps
 from ..policy.student import Student
 from ..problems.registry import source_of
 from ..rewards.custom import CustomReward
@@ -58,7 +58,7 @@ class Response:
     grade: Grade | None = None
 
 
-def answer(
+def answer_tasks(
     student: Student,
     tasks: Sequence[Task],
     *,
@@ -96,7 +96,7 @@ def answer(
 
     settings = SearchConfig() if settings is None else settings
     worlds = any(source_of(task.problem).worlds for task in tasks)
-    turns = TurnPolicy(student, settings, steps_of(student, 1.0)) if worlds else None
+    turns = TurnPolicy(student, settings, make_steps(student, 1.0)) if worlds else None
     if turns is not None:
         turns.tasks |= {task.problem.id: task for task in tasks}
 

@@ -27,7 +27,7 @@ TOO_LONG, REFUSED = "too long", "refused"
 BEAM_WIDTH = 2  # partial chains that beam keeps
 
 
-async def answered(
+async def run_method(
     name: str, context: MethodContext, problem: Problem, seed: int, budget: int
 ) -> Answered:
     """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends
@@ -40,11 +40,11 @@ async def answered(
             if attempt.longest <= 0:
                 return Answered(None, TOO_LONG)
             cost = attempt.cost
-            response, ended_by = await METHODS[name](attempt)
+            response, ended_by = await ANSWERING[name](attempt)
             ending = context.ending(problem, response)
     except RequestError as error:
         return Answered(None, REFUSED, cost, refusal=str(error))
-    if attempt.left < 0:
+    if attempt.tokens_left < 0:
         raise OverBudgetError(
             f"{name} sampled {cost.sampled_tokens}, scored {cost.scored_tokens} and was given "
             f"{cost.given_tokens} tokens on {problem.id} with a budget of {budget}: its figures can't be compared"
@@ -59,12 +59,12 @@ async def answered(
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
     """One response of the likeliest tokens, whatever `search.verify.first_temperature` says."""
-    attempt.verify = attempt.verify.changed(first_temperature=0.0)
+    attempt.verify = attempt.verify.with_values(first_temperature=0.0)
     chain = await attempt.draw(greedy=True, judged=False)
     return chain.text if attempt.usable(chain) else None, "finished"
 
 
-async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
+async def draw_samples(attempt: Attempt, judged: bool) -> list[Chain]:
     """As many responses as the budget pays for, one after the other, or the attempt's `count` side
     by side; those that a limit cut before they stated an answer are left out.
 
@@ -89,10 +89,10 @@ async def majority(attempt: Attempt) -> tuple[str | None, str]:
     """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on
     ties.
     """
-    return voted(attempt, await samples(attempt, judged=False)), "tokens"
+    return vote_response(attempt, await draw_samples(attempt, judged=False)), "tokens"
 
 
-def voted(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
+def vote_response(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
     """The first response that gives the commonest answer; where none gives any, the first one."""
     votes: Counter[str] = Counter()
     texts: dict[str, str] = {}
@@ -108,7 +108,7 @@ async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
     """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on
     ties.
     """
-    return await best_or_last(attempt, await samples(attempt, judged=True)), "tokens"
+    return await best_or_last(attempt, await draw_samples(attempt, judged=True)), "tokens"
 
 
 async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
@@ -144,7 +144,7 @@ async def last_resort(
         last = await attempt.draw(steps, greedy=not attempt.draws, judged=False)
         if attempt.usable(last):
             # First, for ties: it goes on from a prefix that holds.
-            chains.insert(0, await attempt.scored(last))
+            chains.insert(0, await attempt.score_chain(last))
     best = attempt.best(chains)
     return None if best is None else best.text
 
@@ -237,7 +237,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
     search = answer_search(
         context.student,
-        context.config.changed(search=settings.changed(**changes)),
+        context.config.with_values(search=settings.with_values(**changes)),
         context.perplexity,
         value=context.value,
         policy=context.policy if settings.mode == "step" else None,
@@ -260,7 +260,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     return (choice.response if whole else None), result.ended_by
 
 
-METHODS: dict[str, Answering] = {
+ANSWERING: dict[str, Answering] = {
     "greedy": greedy,
     "majority": majority,
     "best-of-n": best_of_n,

@@ -203,18 +203,18 @@ class Collector(Earned):
         return turns
 
     def _build_driver(self, evaluate: Any, simulations: int, policy: Any) -> Search:
-        settings = self.config.search.changed(simulations=simulations)
+        settings = self.config.search.with_values(simulations=simulations)
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":
             parts |= {
                 "advisor": self.teachers,
-                "finished": None if self.checker is None else self.checker.finished,
+                "finished": None if self.checker is None else self.checker.is_finished,
             }
         if self.config.train.groups == "verified":
             parts = {"verifier": self.rule, "generating": True}
             if self.method.guided and not self.rule.guides:
                 # Until the value has learnt: chains from the root, until one is right.
-                settings = settings.changed(select="restart")
+                settings = settings.with_values(select="restart")
         return Search(
             policy,
             evaluate,

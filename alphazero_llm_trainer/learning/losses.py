@@ -77,7 +77,7 @@ def objective_loss(
     logprobs = logprobs.masked_fill(mask == 0, 0.0)
 
     def tensor(numbers: Numbers) -> torch.Tensor:
-        return padded(numbers, mask) * mask
+        return pad_rows(numbers, mask) * mask
 
     terms: list[torch.Tensor] = []
     figures: Figures = {}
@@ -116,12 +116,12 @@ def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = Non
     """
     kinds = ("policy", "demonstration") if kind is None else (kind,)
     own = [row.mask or (1.0,) * len(row.completion_ids) for row in rows]
-    return padded(
+    return pad_rows(
         [mask if row.kind in kinds else () for row, mask in zip(rows, own, strict=True)], like
     )
 
 
-def padded(values: Numbers, like: torch.Tensor) -> torch.Tensor:
+def pad_rows(values: Numbers, like: torch.Tensor) -> torch.Tensor:
     """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's
     end.
     """

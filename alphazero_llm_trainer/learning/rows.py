@@ -89,7 +89,7 @@ class RowBuilder:
         """Numbers of a row's tokens as the field of a row that this method's loss reads."""
         return {self.stream: tuple(numbers)}
 
-    def replayed(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
+    def replay_rows(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
         """`wanted` demonstrations drawn by `number`; `scored` ones carry the student's
         log-probabilities of now.
 
@@ -134,7 +134,7 @@ class GoodRows(RowBuilder):
         self.own: list[TrainRow] = []
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
-        """See `RowBuilder.remember`."""
+        """The rows of a round's trees that later rounds draw from too."""
         fresh = self.good(trees)
         self.own += fresh
         return fresh
@@ -161,7 +161,7 @@ class GoodRows(RowBuilder):
         stats.rows, stats.rows_unused = len(fresh), 0
         made: Minibatches = []
         for _ in range(stats.updates):
-            rows = self.replayed(rng.getrandbits(62), replay, scored=False)
+            rows = self.replay_rows(rng.getrandbits(62), replay, scored=False)
             rows += rng.sample(self.own, own)
             rows += self.beside(rng, optimizer.batch_size)
             made.append(rows)
@@ -202,22 +202,24 @@ class SampledRows(RowBuilder):
 
     stream = "advantages"
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """A round's rows with their credit, those to be taken first before the others."""
         raise NotImplementedError
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """See `RowBuilder.minibatches`."""
+        """One pass of round `number`: rows by minibatch."""
         self.indices = count()
-        rows = self.filled(number, trees, self.sampled(number, trees, stats), stats)
+        rows = self.fill_rows(number, trees, self.sample_rows(number, trees, stats), stats)
         # In random order, but a question's rows together, so that packing them pays.
         Random(derive_seed(self.config.seed, "order", number)).shuffle(rows)
         optimizer = self.config.train.optimizer
-        made = together(rows, optimizer.batch_size)
+        made = split_rows(rows, optimizer.batch_size)
         stats.updates = optimizer.epochs * len(made)
         return made
 
-    def filled(
+    def fill_rows(
         self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
     ) -> list[TrainRow]:
         """The first rows that have room, and demonstrations beside them: `size.rows_per_round` in
@@ -227,12 +229,12 @@ class SampledRows(RowBuilder):
         wanted = self.size.rows_per_round - replay
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         stats.rows_filled = wanted - stats.rows
-        return rows[:wanted] + self.replayed(
+        return rows[:wanted] + self.replay_rows(
             number, replay + (stats.rows_filled if self.demonstrations else 0)
         )
 
 
-def together(rows: Sequence[TrainRow], size: int) -> Minibatches:
+def split_rows(rows: Sequence[TrainRow], size: int) -> Minibatches:
     """Minibatches of `size` rows that hold whole questions as far as they can. Rows that `size`
     doesn't divide make smaller ones, about alike.
 

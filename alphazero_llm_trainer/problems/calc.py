@@ -30,8 +30,8 @@ class Calc(GeneratedSource):
     system_prompt = CALC_PROMPT
 
     def build(self, split: str, index: int, level: int) -> Task:
-        """See `GeneratedSource.build`."""
-        task = embedded.build(split, index, level)
+        """The task number `index` (from 0) of a split and level: the same on every call."""
+        task = embedded.build_task(split, index, level)
         name = task.problem.id.replace(embedded.SOURCE, self.name, 1)
         return replace(task, problem=replace(task.problem, id=name, source=self.name))
 
@@ -55,11 +55,16 @@ class Calc(GeneratedSource):
         ]
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> StepCheck:
-        """See `Source.check_step`: a call is checked by what it answers, and nothing else is."""
+        """Whether the last of `steps` is right as far as a rule can say without gold: None where it
+        states something that the rule can't check, `StepCheck.NOTHING` where it states nothing. A
+        call is checked by what it answers, and nothing else is.
+        """
         return StepCheck.NOTHING
 
     def vocabulary_texts(self) -> Iterator[str]:
-        """See `Source.vocabulary_texts`."""
+        """Texts with every word of the source, where a small vocabulary covers it; () where none
+        does.
+        """
         yield from embedded.vocabulary_texts()
         yield f"calculate: 1 + 2\n{ERROR}\n"
 
@@ -111,15 +116,15 @@ class CalcWorld(ObjectWorld):
         return world
 
     def record(self, turn: str, said: Said, messages: Sequence[object]) -> None:
-        """See `ToolWorld.record`."""
+        """Keep a turn and its observation, for rewards that read them."""
         self.said += (turn,)
 
     def is_over(self) -> bool:
-        """See `ToolWorld.is_over`."""
+        """Whether a tool ended the episode."""
         return len(self.said) >= TURNS
 
     async def final_reward(self) -> float:
-        """See `ToolWorld.final_reward`."""
+        """The reward of the episode, from 0 to 1."""
         text = self.tooling.read(self.said[-1]).text
         return float(self.source.grade(text, self.task, strict=True).correct)
 

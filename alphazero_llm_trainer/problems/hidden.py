@@ -15,7 +15,7 @@ from functools import cache
 from ..grading import answers
 from ..grading.graders import Grade, Verdict
 from ..types import Problem, Said, Task
-from .pancake import LEVELS, Pancake, distances, flip, in_order, read_question
+from .pancake import LEVEL_FLIPS, Pancake, flip_distances, flip_row, read_row, sort_row
 from .prompts import HIDDEN_PROMPT
 from .worlds import ERROR, Seen, Start, Tooling
 
@@ -29,15 +29,17 @@ class Hidden(Pancake):
     default_levels = (1, 2)
 
     def task(self, task_id: str, row: str, steps: Sequence[str], level: int) -> Task:
-        """See `Pancake.task`: its steps are the moves alone."""
+        """The task of a row, with the steps of a game that sorts it where there is one. Its steps
+        are the moves alone.
+        """
         moves = "\n".join(step.partition(":")[0] for step in steps) or None
         problem = Problem(
             task_id.replace("pancake", self.name, 1),
-            f"{LEVELS[level][1]} flips: {row}",
+            f"{LEVEL_FLIPS[level][1]} flips: {row}",
             self.name,
             level,
         )
-        return Task(problem, in_order(row), moves)
+        return Task(problem, sort_row(row), moves)
 
     def world(self, task: Task, tooling: Tooling) -> FlipWorld:
         """The episode of a task."""
@@ -48,11 +50,15 @@ class Hidden(Pancake):
         return [Said(move) for move in (task.solution or "").splitlines()]
 
     def outcome(self, turn: str, seen: str) -> str:
-        """See `Source.outcome`: the row."""
+        """What of an episode's last turn, and of what the world answered, states its answer. The
+        row.
+        """
         return seen
 
     def vocabulary_texts(self) -> Iterator[str]:
-        """See `Source.vocabulary_texts`."""
+        """Texts with every word of the source, where a small vocabulary covers it; () where none
+        does.
+        """
         yield from super().vocabulary_texts()
         yield ERROR
 
@@ -65,18 +71,20 @@ class Hidden(Pancake):
         if not moves:
             return Grade(Verdict.UNPARSED, None)
         row, left = row_after(problem, moves)
-        right = row == in_order(row) and left >= 0
+        right = row == sort_row(row) and left >= 0
         return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(response))
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last of the student's turns is a move, in a game that was not over."""
         row, left = row_after(problem, steps[:-1])
-        return left > 0 and row != in_order(row) and moved(row, steps[-1]) is not None
+        return left > 0 and row != sort_row(row) and moved(row, steps[-1]) is not None
 
     def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
-        """See `Source.state`."""
+        """What the state after right `steps` is known by: one that a search has reached already, by
+        other steps and no more of them, is not searched twice.
+        """
         row, _ = row_after(problem, steps)
-        return None if row == in_order(row) else row
+        return None if row == sort_row(row) else row
 
 
 @dataclass
@@ -93,16 +101,16 @@ class FlipWorld:
         return FlipWorld(self.problem, self.system_prompt, self.moves)
 
     async def open(self) -> Start:
-        """See `World.open`."""
+        """Begin the episode, once."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return Start((*system, {"role": "user", "content": self.problem.question}))
 
     async def act(self, turn: str) -> Seen:
-        """See `World.act`."""
+        """What a student's turn leads to."""
         before, _ = row_after(self.problem, self.moves)
         self.moves += (turn,)
         row, left = row_after(self.problem, self.moves)
-        won = row == in_order(row)
+        won = row == sort_row(row)
         wrong = moved(before, turn) is None
         text = f"{ERROR}: a move is a number from 2 to {len(row)}" if wrong else row
         return Seen(
@@ -118,21 +126,21 @@ def moved(row: str, move: str) -> str | None:
     count = move.strip()
     if not (count.isascii() and count.isdigit() and len(count) == 1):
         return None
-    return flip(row, int(count)) if 2 <= int(count) <= len(row) else None
+    return flip_row(row, int(count)) if 2 <= int(count) <= len(row) else None
 
 
 def row_after(problem: Problem, moves: Sequence[str]) -> tuple[str, int]:
     """The row after moves, up to the end of the game, and the flips left; below 0 where moves
     follow the end.
     """
-    row, left = read_question(problem.question)
+    row, left = read_row(problem.question)
     over = False
     for move in moves:
         if over:
             return row, -1
         row = moved(row, move) or row
         left -= 1
-        over = left == 0 or row == in_order(row)
+        over = left == 0 or row == sort_row(row)
     return row, left
 
 
@@ -141,7 +149,7 @@ def exact_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -
     more than are left.
     """
     row, left = row_after(problem, turns)
-    needed = distances(len(row))[row]
+    needed = flip_distances(len(row))[row]
     return discount**needed if needed <= left else 0.0
 
 
@@ -152,11 +160,11 @@ def random_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) 
 
 @cache
 def expected_result(row: str, left: int, discount: float) -> float:
-    """See `random_value`."""
-    if row == in_order(row):
+    """The expected discounted result after `turns` where every move is drawn with equal chances."""
+    if row == sort_row(row):
         return float(left >= 0)
     if left <= 0:
         return 0.0
     counts = range(2, len(row) + 1)
-    total = sum(expected_result(flip(row, count), left - 1, discount) for count in counts)
+    total = sum(expected_result(flip_row(row, count), left - 1, discount) for count in counts)
     return discount * total / len(counts)

@@ -52,10 +52,10 @@ class OwnWorlds(TaskList):
         self.prompt_tokens += guess_tokens(kind.__doc__ or "")
 
     def world(self, task: Task, tooling: Tooling) -> World:
-        """See `Source.world`."""
+        """A new episode of a task, where the source has `worlds`."""
         messages = ({"role": "user", "content": task.problem.question},)
         return ObjectWorld(self.kind(), task.row, messages, tooling)
 
     def task_of(self, problem: Problem) -> Task:
-        """See `Source.task_of`."""
+        """The task of a problem for its world, which may have no gold answer."""
         return self.held.get(problem.id, Task(problem, ""))

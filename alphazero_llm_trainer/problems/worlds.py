@@ -115,7 +115,7 @@ class ToolWorld(ABC):
 
     @abstractmethod
     async def open(self) -> Start:
-        """See `World.open`."""
+        """Begin the episode, once."""
 
     @abstractmethod
     async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -142,7 +142,7 @@ class ToolWorld(ABC):
         return
 
     async def act(self, turn: str) -> Seen:
-        """See `World.act`."""
+        """What a student's turn leads to."""
         said = self.tooling.read(turn)
         answers, errors, cut = list[Message](), list[str](), list[str]()
         for call in said.calls:
@@ -224,7 +224,7 @@ class ObjectWorld(ToolWorld):
         return ObjectWorld(thing, self.row, self.messages, self.tooling)
 
     async def open(self) -> Start:
-        """See `World.open`."""
+        """Begin the episode, once."""
         taken = inspect.signature(self.thing.reset).parameters
         open_ended = any(one.kind is one.VAR_KEYWORD for one in taken.values())
         row = {key: value for key, value in self.row.items() if open_ended or key in taken}
@@ -238,27 +238,29 @@ class ObjectWorld(ToolWorld):
         return Start(messages, tuple(schemas))
 
     async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """See `ToolWorld.run_tool`."""
+        """What a tool answers."""
         if name not in self.names:
             raise LookupError(f"there is no tool `{name}`: the tools are {', '.join(self.names)}")
         return await run_apart(getattr(self.thing, name), arguments)
 
     async def final_reward(self) -> float:
-        """See `ToolWorld.final_reward`."""
+        """The reward of the episode, from 0 to 1."""
         method = getattr(self.thing, "reward", None) or self.thing.get_reward
         async with asyncio.timeout(self.tooling.seconds):
             return checked_reward(await run_apart(method, {}))
 
     def is_over(self) -> bool:
-        """See `ToolWorld.is_over`."""
+        """Whether a tool ended the episode."""
         return bool(getattr(self.thing, "done", False))
 
     def snapshot(self) -> Any:
-        """See `ToolWorld.snapshot`."""
+        """The state before a call, for `restore`; None where it can't be copied."""
         return copied(self.thing)
 
     def restore(self, state: Any) -> None:
-        """See `ToolWorld.restore`: the call that was cut goes on with an object that is let go."""
+        """Go back to a state before a call that was cut. The call that was cut goes on with an
+        object that is let go.
+        """
         self.thing = state
 
 

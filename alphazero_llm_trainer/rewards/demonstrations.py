@@ -33,7 +33,7 @@ def work_out(student: Any, settings: SearchConfig | None, tasks: Sequence[Task])
     """
     sources = {task.problem.source: source_of(task.problem) for task in tasks}
     if not any(source.worlds for source in sources.values()):
-        return [Worked(*student.worked(task)) for task in tasks]
+        return [Worked(*student.solution_ids(task)) for task in tasks]
     turns = steps_for(student, settings or SearchConfig(), [*sources.values()])
     assert isinstance(turns, TurnPolicy)
     turns.tasks |= {task.problem.id: task for task in tasks}
@@ -45,7 +45,9 @@ def work_out(student: Any, settings: SearchConfig | None, tasks: Sequence[Task])
 
 
 async def act_out(turns: TurnPolicy, task: Task) -> Worked:
-    """See `work_out`."""
+    """The tasks' demonstrations; those of a source with worlds are acted there, and have the tokens
+    that a search of the same turns has.
+    """
     problem, path, over = task.problem, list[Step](), False
     async with turns.episode(problem):
         stage = turns.stages[problem.id]

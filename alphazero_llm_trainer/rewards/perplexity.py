@@ -85,7 +85,7 @@ class Perplexity:
         token_ids = ids_of(steps)
         if not token_ids:
             return 0.0, cost
-        known = self._measured(problem)
+        known = self._measure_problem(problem)
         logprobs, drawn = logprobs_of(steps), drawn_mask(steps)
         if self.again or len(logprobs) != sum(drawn):
             cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
@@ -98,10 +98,10 @@ class Perplexity:
     async def open(self, problem: Problem, most: int | None) -> Cost:
         """Compute the baseline, of at most so many tokens (see `mcts.expansion.Grading`)."""
         cost = Cost()
-        await self._baseline(self._measured(problem, most), cost)
+        await self._baseline(self._measure_problem(problem, most), cost)
         return cost
 
-    def _measured(self, problem: Problem, most: int | None = None) -> _Measured:
+    def _measure_problem(self, problem: Problem, most: int | None = None) -> _Measured:
         known = self._known.get(problem.id)
         if known is None or known.baseline.cancelled():
             limit = self.max_tokens if most is None else min(most, self.max_tokens)

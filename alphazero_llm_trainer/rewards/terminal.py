@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..grading.graders import Verdict
-from ..problems.registry import gradable, source_of
+from ..problems.registry import is_gradable, source_of
 from ..tree.arena import WHOLE
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of
@@ -27,8 +27,8 @@ def make_evaluate(
     turns: TurnPolicy | None = None,
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
     """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold
-    answers) are given in training alone, and so is the user's own reward, `custom`. In worlds, whose episodes
-    are `turns`' own, the world's reward is the correctness.
+    answers) are given in training alone, and so is the user's own reward, `custom`. In worlds,
+    whose episodes are `turns`' own, the world's reward is the correctness.
 
     Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one
     its HRE is 0.
@@ -46,7 +46,7 @@ def make_evaluate(
         else:
             task = tasks[problem.id]
             grade = None if turns is None else turns.grade(problem, response)
-            if grade is None and gradable(task):
+            if grade is None and is_gradable(task):
                 grade = await source_of(problem).grade_async(
                     response, task, strict=verdict not in WHOLE
                 )

@@ -22,10 +22,10 @@ from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wa
 from ..errors import AlphaZeroError, ConfigError, RequestError
 from ..grading.graders import Grade, Verdict
 from ..mcts.seeds import derive_seed
-from ..mcts.waiting import together
+from ..mcts.waiting import gather_all
 from ..policy.chat import CLOSED, OPENED
 from ..policy.engine_steps import drawing_cost
-from ..policy.proposals import steps_of
+from ..policy.proposals import make_steps
 from ..problems.registry import reading_of, source_of
 from ..problems.source import Source
 from ..problems.worlds import ERROR, Episodes, Place, Seen, Tooling
@@ -255,7 +255,9 @@ class TurnPolicy(StepPolicy):
 
     @asynccontextmanager
     async def episode(self, problem: Problem) -> AsyncIterator[None]:
-        """See `StepPolicy.episode`: worlds are open within it, and none after it."""
+        """Everything that is asked about a problem is asked within it. Worlds are open within it,
+        and none after it.
+        """
         if not source_of(problem).worlds:
             yield
             return
@@ -276,7 +278,7 @@ class TurnPolicy(StepPolicy):
                 await stage.episodes.__aexit__()
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        """See `StepPolicy`."""
+        """Token ids of the prompt that asks a problem's question."""
         if problem.id in self.stages:
             return self.stages[problem.id].prompt
         return self.inner.prompt_ids(problem)
@@ -287,7 +289,7 @@ class TurnPolicy(StepPolicy):
         return None if stage is None or response is None else stage.endings.get(response)
 
     def stated(self, problem: Problem, response: str) -> str:
-        """See `StepPolicy.stated`."""
+        """What of a response states its answer: all, or what an episode ended with."""
         if problem.id not in self.stages:
             return response
         ending = self.ending(problem, response)
@@ -329,7 +331,7 @@ class TurnPolicy(StepPolicy):
         cost, seed = Cost(), wanted.seed
         first = wanted if wanted.limits.steps == 1 else replace(wanted, without=None)
         drawn = await self.draw_turns(stage, steps, first, cost)
-        made = await together(
+        made = await gather_all(
             *(
                 self.go_on(stage, steps, turn, replace(wanted, seed=derive_seed(seed, at)), cost)
                 for at, turn in enumerate(drawn)
@@ -405,7 +407,9 @@ class TurnPolicy(StepPolicy):
     async def read_step(
         self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
     ) -> tuple[Step, Cost]:
-        """See `StepPolicy`. Raises ConfigError in a world: nobody else takes turns there."""
+        """The step after `steps` that has this text; `ended`: and ends the response. Raises
+        ConfigError in a world: nobody else takes turns there.
+        """
         if problem.id in self.stages:
             raise ConfigError("teachers write steps and no turns: leave them out of this source")
         return await self.inner.read_step(problem, steps, text, ended)
@@ -413,6 +417,6 @@ class TurnPolicy(StepPolicy):
 
 def steps_for(student: Any, settings: SearchConfig, sources: Sequence[Source]) -> StepPolicy:
     """What proposes steps in problems of these sources: turns where one has worlds."""
-    steps = steps_of(student, settings.temperature)
+    steps = make_steps(student, settings.temperature)
     worlds = any(source.worlds for source in sources)
     return TurnPolicy(student, settings, steps) if worlds else steps

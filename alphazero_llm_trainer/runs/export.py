@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError
 from ..files import read_object
 from ..grading.answers import extract, normalize
 from ..learning.earned import Earned
-from ..learning.methods.grpo import GRPO, credited
+from ..learning.methods.grpo import GRPO, credit_tokens
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets
@@ -29,7 +29,7 @@ from ..tree.journal import journal_of, read
 from ..types import Observation
 from .folder import RunFolder
 
-MANIFEST = "manifest.json"  # of `sample`
+SAMPLE_MANIFEST = "manifest.json"  # of `sample`
 BATCH_ROWS = 2000  # held as Python objects at once
 HARNESS = "alphazero-llm-trainer"
 ROLLOUTS = "rollouts"
@@ -37,7 +37,7 @@ IDS = "a list of int32"
 # Column -> its type; docs/guides/sample-and-export.md says what they are.
 COMMON = {"question_id": "string", "question": "string", "source": "string"}
 COMMON |= {"policy_version": "int64", "prompt_ids": IDS}
-COLUMNS = {
+EXPORT_COLUMNS = {
     "value": {"token_ids": IDS, "target": "float32", "weight": "int64", "node": "int64"},
     "preferences": {
         "prefix_ids": IDS,
@@ -54,10 +54,10 @@ COLUMNS = {
         "author": "string",
     },
 }
-SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
+SUFFIXES = {**dict.fromkeys(EXPORT_COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
 
 
-def export(
+def export_rows(
     data: Path, kind: str, out: Path, *, every_token: bool = False, any_split: bool = False
 ) -> int:
     """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows,
@@ -79,14 +79,14 @@ def export(
     if out.suffix not in (SUFFIXES[kind], SUFFIXES[ROLLOUTS]):
         endings = " or ".join(dict.fromkeys((SUFFIXES[kind], SUFFIXES[ROLLOUTS])))
         raise ConfigError(f"--out {out} is no file for {kind}: let its name end in {endings}")
-    records = searched(data, any_split, texts=kind == "sft")
+    records = read_searched(data, any_split, texts=kind == "sft")
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         made = (
-            episodes(records, earned_in(data))
+            make_episodes(records, earned_in(data))
             if kind == ROLLOUTS
-            else rows(kind, records, every_token)
+            else tree_rows(kind, records, every_token)
         )
         lines = out.suffix == SUFFIXES[ROLLOUTS]
         count = write_lines(made, partial) if lines else write_table(made, kind, partial)
@@ -96,7 +96,7 @@ def export(
     return count
 
 
-def searched(
+def read_searched(
     data: Path, any_split: bool = False, texts: bool = False
 ) -> Iterator[tuple[dict[str, Any], Tree]]:
     """The journal's records that have a tree, with it; one in memory at a time. `texts`: tokens may
@@ -116,7 +116,7 @@ def searched(
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def rows(
+def tree_rows(
     kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool
 ) -> Iterator[dict[str, Any]]:
     """The rows of all trees, with the columns of `kind`."""
@@ -148,7 +148,7 @@ def rows(
             else step_preferences(tree)
         )
         for target in targets:
-            yield {**common, **{name: getattr(target, name) for name in COLUMNS[kind]}}
+            yield {**common, **{name: getattr(target, name) for name in EXPORT_COLUMNS[kind]}}
 
 
 def right_response(response: Trajectory) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    columns, count = COMMON | COLUMNS[kind], 0
+    columns, count = COMMON | EXPORT_COLUMNS[kind], 0
     schema = pa.schema(
         [(name, pa.list_(pa.int32()) if of is IDS else of) for name, of in columns.items()]
     )
@@ -194,7 +194,7 @@ def earned_in(data: Path) -> Earned:
     """What the responses in a folder of `train` or `sample` earned there. Raises ConfigError where
     their credit can't be made of a journal.
     """
-    run, manifest, layers = RunFolder(data), data / MANIFEST, []
+    run, manifest, layers = RunFolder(data), data / SAMPLE_MANIFEST, []
     if manifest.is_file():
         stored = read_object(manifest)["config"]
         layers = [{name: stored[name] for name in ("rewards", "train")}]
@@ -203,7 +203,7 @@ def earned_in(data: Path) -> Earned:
     return Earned(config, GRPO)
 
 
-def episodes(
+def make_episodes(
     records: Iterable[tuple[dict[str, Any], Tree]], earned: Earned
 ) -> Iterator[dict[str, Any]]:
     """An episode for each tree with a response that `train` learns from, with the advantages that
@@ -223,19 +223,19 @@ def episodes(
             for record, tree, responses in trees
             if not earned.zero_variance(responses)
         }
-        made = dict(zip(groups, credited([*groups.values()], earned), strict=True))
+        made = dict(zip(groups, credit_tokens([*groups.values()], earned), strict=True))
         for record, tree, responses in trees:
             if responses:
                 nothing = [[0.0] * len(response.token_ids) for response in responses]
-                yield episode(record, tree, responses, made.get(record["key"], nothing))
+                yield make_episode(record, tree, responses, made.get(record["key"], nothing))
 
 
-def outcome(response: Trajectory) -> float:
+def response_outcome(response: Trajectory) -> float:
     """The response's outcome, and the search's reward where none is known."""
     return response.reward if response.outcome is None else response.outcome
 
 
-def episode(
+def make_episode(
     record: dict[str, Any],
     tree: Tree,
     responses: Sequence[Trajectory],
@@ -307,7 +307,7 @@ def episode(
     said = [
         {
             "leaf": leaf,
-            "outcome": outcome(response),
+            "outcome": response_outcome(response),
             "samples": response.samples,
             "end": response.verdict,
         }
@@ -320,7 +320,9 @@ def episode(
         "task": task,
         "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
         "nodes": nodes,
-        "rewards": {"outcome": {"score": sum(r.samples * outcome(r) for r in responses) / samples}},
+        "rewards": {
+            "outcome": {"score": sum(r.samples * response_outcome(r) for r in responses) / samples}
+        },
         "metrics": {"responses": len(responses), "samples": samples},
         "info": {"policy_version": record["policy_version"], "responses": said},
         "is_completed": True,

@@ -25,7 +25,7 @@ from ..config.refusals import refuse_conflicts
 from ..config.sections import ModelShape, SearchConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError
-from ..eval.greedy import answer
+from ..eval.greedy import answer_tasks
 from ..eval.metrics import paired_bootstrap, wilson
 from ..files import Folder, command_line, write_json
 from ..learning.methods.expert_iteration import Likelihood
@@ -39,13 +39,13 @@ from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
 from ..rewards.demonstrations import work_out
 from ..types import Opening, Task
-from .fit import Course, Kept, Line, fit, planned
+from .fit import Course, FiguresLine, Kept, fit, plan_updates
 from .saving import save_student
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
-SAMPLES = 8
+SFT_SAMPLES = 8
 RATE = 2e-4  # of a student that goes on, where the configuration leaves it open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 WORD = 60  # letters of a text in a message
@@ -53,7 +53,7 @@ KEPT = "under-way"
 CONTEXT = 1024  # tokens, of a student from scratch
 
 
-def supervise(
+def supervise_student(
     config: Config,
     path: Path | None,
     out: Path,
@@ -82,7 +82,7 @@ def supervise(
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
         limit = config.search.max_tokens
-        return answer(
+        return answer_tasks(
             student,
             tasks,
             max_tokens=limit,
@@ -92,7 +92,7 @@ def supervise(
             **sampling,
         ).correct
 
-    def accuracy(course: Course) -> Line:
+    def accuracy(course: Course) -> FiguresLine:
         right = sum(map(all, measure(validation, "validation"))) / len(validation)
         steps = len(course.losses)
         progress.say(f"validation accuracy {right:.3f} after {steps:,} steps")
@@ -114,15 +114,15 @@ def supervise(
     rows = learnable_rows(
         demonstrations, student, QUESTION_WEIGHT * scratch, progress, config.search
     )
-    settings = planned(config, len(rows), RATE)
+    settings = plan_updates(config, len(rows), RATE)
     memory = MemoryOptions.of(config, student)
-    data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
+    data = json_digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = (each.model_dump(mode="json") for each in (settings, student.spec, config.search))
     same = [data, student.weights, config.seed, *asked]
-    kept = Kept(out / KEPT, digest(same), progress.say)
+    kept = Kept(out / KEPT, json_digest(same), progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
-        facts["test_before"] = share(before)
+        facts["test_before"] = right_share(before)
     course = fit(
         trainable,
         Likelihood(),
@@ -156,12 +156,12 @@ def supervise(
     greedy = measure(test, "test problems, greedy")
     samples = measure(
         test,
-        f"test problems, {SAMPLES} samples each",
-        n=SAMPLES,
+        f"test problems, {SFT_SAMPLES} samples each",
+        n=SFT_SAMPLES,
         temperature=1.0,
         seed=config.seed,
     )
-    manifest |= {"test_greedy": share(greedy), "test_pass_at_8": share(samples)}
+    manifest |= {"test_greedy": right_share(greedy), "test_pass_at_8": right_share(samples)}
     if before:
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     write_json(out / "manifest.json", manifest)
@@ -169,7 +169,7 @@ def supervise(
     return manifest
 
 
-def digest(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
@@ -207,7 +207,7 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     return demonstrations
 
 
-def share(correct: Sequence[list[bool]]) -> dict[str, Any]:
+def right_share(correct: Sequence[list[bool]]) -> dict[str, Any]:
     """How many problems there are, and the share with a right answer, with its interval."""
     return {"problems": len(correct), **asdict(wilson(sum(map(any, correct)), len(correct)))}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..types import STUDENT, Direction, RewardParts, Step
-from .columns import COLUMNS, UNSET, Rollout, SavedTree
+from .columns import COLUMNS, UNSET, Rollout, SavedColumns
 
 ROOT = 0
 
@@ -14,7 +14,7 @@ REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 
 
-class Tree(SavedTree):
+class Tree(SavedColumns):
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the
     prompt, no tokens).
 
@@ -215,9 +215,9 @@ class Tree(SavedTree):
         return self.W[node] / self.N[node] if self.N[node] else 0.0
 
     def maximise(self) -> None:
-        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d steps
-        below it: no mean of draws, where a step leads to one state and the next one is chosen. What
-        was backed up before counts too.
+        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d
+        steps below it: no mean of draws, where a step leads to one state and the next one is
+        chosen. What was backed up before counts too.
         """
         if self.best is None:
             self.best = [0.0] * len(self)

@@ -74,7 +74,7 @@ class Columns:
     prm: list[float | None]  # process reward, None without a model
     samples: list[int]  # complete responses that ended here
     expanded: list[bool]  # its children were asked for
-    # Why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere.
+    # Why a terminal node is one, a verdict of `steps.end_verdict` or "rejected"; None elsewhere.
     verdict: list[str | None]
     reward: list[float | None]  # a terminal node's reward in [0, 1]
     hre: list[float | None]  # the reward's correctness part, None where gold is unknown
@@ -94,7 +94,7 @@ UNSAVED = (*OPTIONAL, "virtual", "drawn")
 COLUMNS = tuple(name for name in Columns.__annotations__ if name not in UNSAVED)
 
 
-class SavedTree(Columns):
+class SavedColumns(Columns):
     """Columns with a history, as they are saved. See `Tree`, which reads and grows them."""
 
     children: list[list[int]]

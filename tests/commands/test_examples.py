@@ -17,7 +17,7 @@ import torch
 from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
-from alphazero_llm_trainer.learning.methods.alphazero import outcomes
+from alphazero_llm_trainer.learning.methods.alphazero import state_outcomes
 
 EXAMPLES = CHECKOUT / "examples"
 
@@ -68,7 +68,7 @@ def test_the_examples_rows_and_scores_are_what_they_say(example):
     value = torch.nn.Linear(student.model.config.hidden_size, 1)
     rows = []
     for saved in example.search(student, value, 1):
-        z = outcomes(saved.tree, example.DISCOUNT)
+        z = state_outcomes(saved.tree, example.DISCOUNT)
         known = {saved.tree.sequence(node)[0]: z[node] for node in z}
         for row in example.rows_of(saved, Random(0)):
             rows.append(row)

@@ -17,7 +17,7 @@ from tables import CHECKOUT
 
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.shipped import read_yaml, recipes, shipped
+from alphazero_llm_trainer.config.shipped import read_yaml, recipe_names, shipped_path
 
 PACKAGE = "alphazero_llm_trainer"
 ROOT = CHECKOUT / PACKAGE
@@ -285,8 +285,8 @@ def test_names_that_docstrings_and_comments_quote_are_there():
     files = [f"/{path.as_posix()}" for path in (*FILES, *(CHECKOUT / "benchmarks").rglob("*.py"))]
     homes, stale = homes_of_names(), set()
     keys = set(keys_of(load_config().model_dump()))
-    for recipe in recipes():
-        keys.update(keys_of(read_yaml(shipped(f"{recipe}.yaml"))))
+    for recipe in recipe_names():
+        keys.update(keys_of(read_yaml(shipped_path(f"{recipe}.yaml"))))
     [commands] = [one.choices for one in build_parser()._actions if one.dest == "command"]
     flags = {flag for parser in commands.values() for flag in parser._option_string_actions}
     known = OTHERS.union(homes, *homes.values(), *(key.split(".") for key in keys))

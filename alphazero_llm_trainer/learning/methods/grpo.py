@@ -51,7 +51,9 @@ Group = tuple[Tree, list[Trajectory]]
 class CreditedRows(SampledRows):
     """Rows whose advantages are what they earned beside the others of their question."""
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor
         # in a baseline.
@@ -60,7 +62,7 @@ class CreditedRows(SampledRows):
         process = self.config.train.credit == "process"
         problems = [tree.task.problem for tree in graded]
         processes = self.processes(problems, groups, stats) if process else ()
-        made = credited(groups, self.collector, processes)
+        made = credit_tokens(groups, self.collector, processes)
         queues = []
         for tree, (_, responses), advantages in zip(graded, groups, made, strict=True):
             weighed = [
@@ -107,7 +109,7 @@ class CreditedRows(SampledRows):
         ]
 
 
-def credited(
+def credit_tokens(
     groups: Sequence[Group], earned: Earned, processes: Sequence[Sequence[Sequence[float]]] = ()
 ) -> list[list[list[float]]]:
     """By `train.credit`: for each response of each group one number a token `[T]`, as often as it

@@ -15,13 +15,13 @@ from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.learning.collector import Collector, check_collecting
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.methods.grpo import check_credit
-from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.prepared import Prepared
 from alphazero_llm_trainer.learning.scoring import Scores
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.learning.stats import RoundStats
-from alphazero_llm_trainer.policy.proposals import steps_of
+from alphazero_llm_trainer.policy.proposals import make_steps
 from alphazero_llm_trainer.problems.registry import open_source
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rewards.demonstrations import turn_ids, work_out
@@ -91,7 +91,7 @@ def grown(config, student):
     and the right one's steps.
     """
     source, task = demonstration(config)
-    turns = TurnPolicy(student, config.search, steps_of(student, 1.0))
+    turns = TurnPolicy(student, config.search, make_steps(student, 1.0))
     turns.tasks, turns.config = {task.problem.id: task}, config
     said = source.turns(task)
     wrong = said[:1] + ([Said("#### 999")] if source.name == "calc" else [Said("2"), Said("2")] * 6)
@@ -166,7 +166,9 @@ def test_what_a_world_gave_is_in_no_loss(students, name, method):
     graded, paths = grown(config, student)
     builder = builder_of(config, student, graded)
     credited = method in ("grpo", "ppo")
-    rows = builder.sampled(0, [graded], RoundStats(0)) if credited else builder.remember([graded])
+    rows = (
+        builder.sample_rows(0, [graded], RoundStats(0)) if credited else builder.remember([graded])
+    )
     if method == "alphazero":
         rows += builder.states
     assert rows and all(row.prompt_ids == graded.prompt_ids for row in rows)
@@ -211,7 +213,7 @@ def test_turn_credit_is_less_the_value_of_other_samples(students):
     config = config_of("calc", "train.method=grpo", "train.credit=turn", *EVEN)
     graded, (right, wrong) = grown(config, students["calc"])
     builder = builder_of(config, students["calc"], graded)
-    rows = builder.sampled(0, [graded], RoundStats(0))
+    rows = builder.sample_rows(0, [graded], RoundStats(0))
     first, *later = (len(step.token_ids) for step in right)
     count = len(right) + len(wrong)
     scale = math.sqrt((count - 2) / count)  # all differences are 1, but the shared turn's

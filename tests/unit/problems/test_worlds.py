@@ -403,7 +403,7 @@ def test_demonstrations_earn_their_reward(source):
 def test_hidden_ends_with_its_last_flip_and_knows_its_values():
     source = hidden.Hidden((1,))
     [task] = source.load("train", 1)
-    row, flips = hidden.read_question(task.problem.question)
+    row, flips = hidden.read_row(task.problem.question)
     place = episode(source, task, ["x", *["2"] * (flips - 1)])
     assert place.path[0][1].errors == ("flip",) and place.path[-1][1].reward == 0.0
     assert place.path[1][1].messages[0]["content"] == row[1] + row[0] + row[2:]

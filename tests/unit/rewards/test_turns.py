@@ -19,10 +19,10 @@ from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.engine.step_ends import step_ends
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.attempt import MethodContext
-from alphazero_llm_trainer.eval.methods import answered
+from alphazero_llm_trainer.eval.methods import run_method
 from alphazero_llm_trainer.policy.chat import Chat
 from alphazero_llm_trainer.problems.load import load_tasks, opening
-from alphazero_llm_trainer.problems.registry import hold, open_source, refuse_worlds
+from alphazero_llm_trainer.problems.registry import hold_source, open_source, refuse_worlds
 from alphazero_llm_trainer.problems.source import Source
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
@@ -210,7 +210,7 @@ METHODS = [
 def test_every_method_plays_worlds(method):
     task, student, config = calc()
     context = MethodContext(student, Calculator(), config, tasks=[task])
-    made = run(lambda: answered(method, context, task.problem, 3, 600))
+    made = run(lambda: run_method(method, context, task.problem, 3, 600))
     assert made.ending.reward == 1.0 and made.ending.turns == made.ending.calls + 1
     assert made.cost.given_tokens > 0 and made.tokens == made.cost.computed <= 600
     assert not context.policy.stages
@@ -227,7 +227,7 @@ def test_an_erroneous_turn_is_drawn_again(search):
     for method, reward in (("greedy", None), ("step-rejection", 1.0), ("mcts", 1.0)):
         student.draws = {}
         context = MethodContext(student, Calculator(), config, tasks=[task])
-        made = run(lambda name=method, at=context: answered(name, at, task.problem, 3, 900))
+        made = run(lambda name=method, at=context: run_method(name, at, task.problem, 3, 900))
         got = None if made.ending is None or made.ending.errors else made.ending.reward
         assert got == reward and made.cost.tool_errors > 0
 
@@ -326,12 +326,12 @@ class Clock(Fine):
 
 def play_own(kind, script):
     source = Worlds(kind)
-    hold(source)
+    hold_source(source)
     config = config_of("worlds")
     [task] = source.load("test", 1)
     student = Scripted(build_tokenizer(source), config, script)
     context = MethodContext(student, None, config, tasks=[task])
-    return run(lambda: answered("majority", context, task.problem, 0, 60)), context
+    return run(lambda: run_method("majority", context, task.problem, 0, 60)), context
 
 
 def look_once(text, number):
@@ -351,7 +351,7 @@ def test_a_bad_world_ends_its_question_alone():
 def test_worlds_refuse_what_cannot_be():
     _, student, config = calc()
     with pytest.raises(ConfigError, match="mode is token"):
-        TurnPolicy(student, config.search.changed(mode="token"), None)
+        TurnPolicy(student, config.search.with_values(mode="token"), None)
 
 
 def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
@@ -371,7 +371,7 @@ def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
     tokenizer.chat_template = None
     student = Scripted(tokenizer, config, script)
     context = MethodContext(student, None, config, tasks=[task])
-    made = run(lambda: answered("greedy", context, task.problem, 0, 400))
+    made = run(lambda: run_method("greedy", context, task.problem, 0, 400))
     assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
     with pytest.raises(ConfigError, match="sample plays none"):
         refuse_worlds(config, "sample")

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..answering.students import answering_student
 from ..config.load import Config, check_read
 from ..config.refusals import refuse_conflicts
-from ..eval.verifiers import check_judged, load_verifier, named_verifier
+from ..eval.named_verifiers import check_judged, load_verifier, named_verifier
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
