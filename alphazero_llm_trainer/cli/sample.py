@@ -16,7 +16,7 @@ from .base import (
 )
 
 
-def run_sample(args: argparse.Namespace) -> int:
+def sample_questions(args: argparse.Namespace) -> int:
     """Sample. 0 when every question has its tree or was set aside, 130 when the user stopped it."""
     config = resolve_config(args, recipe="sample.yaml")
     check_least(1, num=args.num, workers=args.workers)

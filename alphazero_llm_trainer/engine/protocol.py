@@ -376,7 +376,7 @@ class StepPolicy(ABC):
         """Everything that is asked about a problem is asked within it."""
         yield
 
-    def stated(self, problem: Problem, response: str) -> str:
+    def state_answer(self, problem: Problem, response: str) -> str:
         """What of a response states its answer: all, or what an episode ended with."""
         return response
 
@@ -404,7 +404,7 @@ class StepPolicy(ABC):
     async def draw(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """See `continuations`."""
+        """What is `wanted` after `steps`, as `continuations` tells it, and what that cost."""
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

@@ -106,7 +106,7 @@ def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.S
 
 def of_class(task: vf.Task, tools: bool = False) -> str | None:
     """What a task's class and configuration ask for that isn't here, or None. `tools` are here
-    where there is a world (`environment.worlds`).
+    where there is a world (`environment.toolset_worlds`).
     """
     if not tools and task.toolsets(task.config):
         return "it needs tools, and a problem here is one prompt with one reply"

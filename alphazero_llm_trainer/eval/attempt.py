@@ -315,7 +315,7 @@ class Attempt:
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
-        stated = self.context.policy.stated(self.problem, chain.text)
+        stated = self.context.policy.state_answer(self.problem, chain.text)
         return source_of(self.problem).final_answer(stated, strict=not chain.whole) is not None
 
     def usable(self, chain: Chain) -> bool:

@@ -49,7 +49,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class GreedyResponse:
     """A response's text, its drawn tokens, whether a limit cut it, and in a world its grade."""
 
     text: str
@@ -100,17 +100,19 @@ def answer_tasks(
     if turns is not None:
         turns.tasks |= {task.problem.id: task for task in tasks}
 
-    async def play(turns: TurnPolicy, task: Task, seed: int) -> list[Response]:
+    async def play(turns: TurnPolicy, task: Task, seed: int) -> list[GreedyResponse]:
         problem, limits = task.problem, Limits(settings.max_depth, max_tokens)
         async with turns.episode(problem):
             made, _ = await turns.continuations(problem, (), n, seed, limits, temperature)
             texts = [text_of(one.steps) for one in made]
             return [
-                Response(text, sum(drawn_mask(one.steps)), one.cut, turns.grade(problem, text))
+                GreedyResponse(
+                    text, sum(drawn_mask(one.steps)), one.cut, turns.grade(problem, text)
+                )
                 for text, one in zip(texts, made, strict=True)
             ]
 
-    async def generate(task: Task, seed: int) -> list[Response]:
+    async def generate(task: Task, seed: int) -> list[GreedyResponse]:
         request = GenerateRequest(
             student.prompt_ids(task.problem.question),
             n=n,
@@ -120,13 +122,13 @@ def answer_tasks(
         )
         [generated] = await engine.generate([request])
         return [
-            Response(
+            GreedyResponse(
                 lead + student.decode(one.token_ids), len(one.token_ids), one.finish == "length"
             )
             for one in generated
         ]
 
-    async def respond(task: Task) -> list[Response]:
+    async def respond(task: Task) -> list[GreedyResponse]:
         own = derive_seed(seed, task.problem.id)
         try:
             made = await (generate(task, own) if turns is None else play(turns, task, own))

@@ -97,7 +97,7 @@ def vote_response(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
     votes: Counter[str] = Counter()
     texts: dict[str, str] = {}
     for chain in chains:
-        stated = attempt.context.policy.stated(attempt.problem, chain.text)
+        stated = attempt.context.policy.state_answer(attempt.problem, chain.text)
         key = source_of(attempt.problem).vote_key(stated) if attempt.states(chain) else ""
         votes[key] += 1
         texts.setdefault(key, chain.text)
@@ -251,7 +251,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     attempt.choice = choice
     if context.judged and not tree.sure(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
-    said = context.policy.stated(attempt.problem, choice.response)
+    said = context.policy.state_answer(attempt.problem, choice.response)
     stated = source_of(attempt.problem).final_answer(said, strict=True) is not None
     # The last chain of a search in which none passed is kept beside the tree.
     whole = stated or any(

@@ -311,7 +311,7 @@ class WordsGrader(ExactGrader):
         return super().same(answer, gold) and len(ends) < 2
 
     def key(self, answer: str) -> str:
-        """See `ExactGrader.key`."""
+        """The form of an answer by which equal ones are counted together in a vote."""
         return normalize_words(
             answer.replace(",", ", ") if _BRACKETED.fullmatch(answer) else answer
         )
@@ -323,7 +323,7 @@ class ChoiceGrader(ExactGrader):
     find = staticmethod(answers.extract_choice)
 
     def key(self, answer: str) -> str:
-        """See `ExactGrader.key`."""
+        """The form of an answer by which equal ones are counted together in a vote."""
         return answers.letter(answer) or normalize_words(answer)
 
 

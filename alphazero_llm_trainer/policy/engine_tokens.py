@@ -84,7 +84,7 @@ class EngineTokens(Prompts):
         return "ended" if ended else None
 
     async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]:
-        """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens
+        """A response gone on to its end. Whatever follows the final-answer line is cut off; its tokens
         are paid for.
         """
         response, limit = asked.response, asked.limit

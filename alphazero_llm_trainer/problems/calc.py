@@ -12,13 +12,13 @@ from typing import Any
 
 from ..types import Problem, Said, StepCheck, Task, ToolCall
 from . import embedded
-from .calculator import evaluate
+from .calculator import evaluate_expression
 from .prompts import CALC_PROMPT
 from .source import GeneratedSource
-from .worlds import ERROR, Message, ObjectWorld, Tooling
+from .worlds import ERROR, ObjectWorld, Tooling, WireMessage
 
 TURNS = 12  # of one episode
-DIGITS = 6  # of a result that isn't whole
+RESULT_DIGITS = 6  # of a result that isn't whole
 
 
 class Calc(GeneratedSource):
@@ -41,7 +41,7 @@ class Calc(GeneratedSource):
             {"role": "system", "content": self.system_prompt},
             {"role": "user", "content": task.problem.question},
         )
-        return CalcWorld(Calculator(), {}, messages, tooling, self, task)
+        return CalcWorld(CalculatorTools(), {}, messages, tooling, self, task)
 
     def turns(self, task: Task) -> list[Said]:
         """The student's turns of a demonstration: a call for each step of the worked solution, and
@@ -69,7 +69,7 @@ class Calc(GeneratedSource):
         yield f"calculate: 1 + 2\n{ERROR}\n"
 
 
-class Calculator:
+class CalculatorTools:
     """The tool."""
 
     def reset(self) -> None:
@@ -81,12 +81,12 @@ class Calculator:
         Args:
             expression: numbers with + - * / and brackets, such as `(12 - 3) * 4`.
         """
-        value = evaluate(expression)
+        value = evaluate_expression(expression)
         if value is None:
             raise ValueError(f"{expression!r} is no arithmetic expression")
         if value.denominator == 1:
             return str(value)
-        return f"{float(value):.{DIGITS}f}".rstrip("0")
+        return f"{float(value):.{RESULT_DIGITS}f}".rstrip("0")
 
     def reward(self) -> float:
         """Nothing: the world grades the last turn."""
@@ -98,9 +98,9 @@ class CalcWorld(ObjectWorld):
 
     def __init__(
         self,
-        thing: Calculator,
+        thing: CalculatorTools,
         row: Mapping[str, Any],
-        messages: tuple[Message, ...],
+        messages: tuple[WireMessage, ...],
         tooling: Tooling,
         source: Calc,
         task: Task,
@@ -129,7 +129,7 @@ class CalcWorld(ObjectWorld):
         return float(self.source.grade(text, self.task, strict=True).correct)
 
 
-def exact_value(task: Task, results: Sequence[str], discount: float = 1.0) -> float:
+def calc_value(task: Task, results: Sequence[str], discount: float = 1.0) -> float:
     """`discount` to the power of the turns that the worked solution still takes after the tool gave
     `results`: one for each step whose result isn't among them, and one that states the answer. So
     it is exact for a student who calculates by the tool alone, one operation a call.

@@ -91,7 +91,7 @@ def check_equations(text: str) -> tuple[bool | None, ...]:
     return tuple(verdicts)
 
 
-def evaluate(text: str) -> Fraction | None:
+def evaluate_expression(text: str) -> Fraction | None:
     """The exact value of a text that is one expression, or None."""
     tokens = _lex_text(plain_formulas(text))
     if len(tokens) > LONGEST_EXPRESSION or any(kind in ("other", "equals") for kind, _ in tokens):

@@ -77,7 +77,7 @@ class Hidden(Pancake):
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last of the student's turns is a move, in a game that was not over."""
         row, left = row_after(problem, steps[:-1])
-        return left > 0 and row != sort_row(row) and moved(row, steps[-1]) is not None
+        return left > 0 and row != sort_row(row) and flip_by_move(row, steps[-1]) is not None
 
     def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
         """What the state after right `steps` is known by: one that a search has reached already, by
@@ -111,7 +111,7 @@ class FlipWorld:
         self.moves += (turn,)
         row, left = row_after(self.problem, self.moves)
         won = row == sort_row(row)
-        wrong = moved(before, turn) is None
+        wrong = flip_by_move(before, turn) is None
         text = f"{ERROR}: a move is a number from 2 to {len(row)}" if wrong else row
         return Seen(
             ({"role": "user", "content": text},),
@@ -121,7 +121,7 @@ class FlipWorld:
         )
 
 
-def moved(row: str, move: str) -> str | None:
+def flip_by_move(row: str, move: str) -> str | None:
     """The row after a move; None for what is none."""
     count = move.strip()
     if not (count.isascii() and count.isdigit() and len(count) == 1):
@@ -138,13 +138,13 @@ def row_after(problem: Problem, moves: Sequence[str]) -> tuple[str, int]:
     for move in moves:
         if over:
             return row, -1
-        row = moved(row, move) or row
+        row = flip_by_move(row, move) or row
         left -= 1
         over = left == 0 or row == sort_row(row)
     return row, left
 
 
-def exact_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
+def hidden_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
     """`discount` to the power of the flips that the row after `turns` still needs; 0 where that is
     more than are left.
     """

@@ -11,7 +11,7 @@ from ..config.shipped import read_yaml
 
 KINDS = {"any": object, "maybe": object, "list": list, "text": str}
 # What is made of a shape's values, in their order.
-RULES: dict[str, Callable[..., Any]] = {
+SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "it": lambda value: value,
     "one and more": lambda one, more: [one, *as_list(more)],
     "pairs": lambda titles, texts: [list(pair) for pair in zip(titles, texts, strict=False)],
@@ -33,7 +33,7 @@ def read_shape(part: str, value: Any, otherwise: Any = None) -> Any:
     for shape in usual_columns("shapes")[part]:
         held = values_of(shape["has"], value)
         if held is not None:
-            return RULES[shape["as"]](*held)
+            return SHAPE_RULES[shape["as"]](*held)
     return otherwise
 
 

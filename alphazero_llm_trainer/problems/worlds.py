@@ -32,18 +32,18 @@ from ..errors import AlphaZeroError, ConfigError
 from ..types import Said, ToolCall
 
 NOT_TOOLS = {"reset", "reward", "get_reward", "fork", "close"}  # methods of a class that is a world
-KEPT = 4  # replayed episodes that a search keeps open
+OPEN_EPISODES = 4  # replayed episodes that a search keeps open
 LONGEST_TOKEN = 256  # characters
-SHOWN = 200  # characters of an error in a message
+ERROR_LENGTH = 200  # characters of an error in a message
 
 ERROR = "error"  # how an observation of an error begins
-Message = Mapping[str, Any]
+WireMessage = Mapping[str, Any]
 
 
 class Start(NamedTuple):
     """What an episode begins with: messages, and the tools as JSON schemas."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[WireMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -61,7 +61,7 @@ class Seen:
         failure: why the world can't go on, or None.
     """
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[WireMessage, ...] = ()
     done: bool = False
     reward: float | None = None
     calls: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Tooling(NamedTuple):
     """How turns are read, and how much a tool may take.
 
     Attributes:
-        read: a turn's text and calls (`chat.calls`).
+        read: a turn's text and calls (`chat.tool_calls`).
         seconds: of one call (`search.tool_seconds`).
         tokens: of one answer (`search.tool_tokens`), as `count` counts them.
         count: how long a text is; in characters by default.
@@ -129,7 +129,7 @@ class ToolWorld(ABC):
         """Whether a tool ended the episode."""
         return False
 
-    def record(self, turn: str, said: Said, messages: tuple[Message, ...]) -> None:
+    def record(self, turn: str, said: Said, messages: tuple[WireMessage, ...]) -> None:
         """Keep a turn and its observation, for rewards that read them."""
         return
 
@@ -144,7 +144,7 @@ class ToolWorld(ABC):
     async def act(self, turn: str) -> Seen:
         """What a student's turn leads to."""
         said = self.tooling.read(turn)
-        answers, errors, cut = list[Message](), list[str](), list[str]()
+        answers, errors, cut = list[WireMessage](), list[str](), list[str]()
         for call in said.calls:
             state = self.snapshot()
             try:
@@ -197,7 +197,11 @@ class ObjectWorld(ToolWorld):
     copies = True
 
     def __init__(
-        self, thing: Any, row: Mapping[str, Any], messages: tuple[Message, ...], tooling: Tooling
+        self,
+        thing: Any,
+        row: Mapping[str, Any],
+        messages: tuple[WireMessage, ...],
+        tooling: Tooling,
     ) -> None:
         super().__init__(tooling)
         self.thing, self.row, self.messages = thing, row, messages
@@ -255,7 +259,7 @@ class ObjectWorld(ToolWorld):
 
     def snapshot(self) -> Any:
         """The state before a call, for `restore`; None where it can't be copied."""
-        return copied(self.thing)
+        return copy_deeply(self.thing)
 
     def restore(self, state: Any) -> None:
         """Go back to a state before a call that was cut. The call that was cut goes on with an
@@ -342,7 +346,7 @@ def checked_reward(reward: Any) -> float:
     return number
 
 
-def copied(thing: Any) -> Any:
+def copy_deeply(thing: Any) -> Any:
     """A deep copy, or None where there is none (a thread, an open file)."""
     try:
         return copy.deepcopy(thing)
@@ -437,7 +441,7 @@ class Episodes:
         """A copy of a world by the first way that it has; None where it has none."""
         if hasattr(world, "fork"):
             return self._register(world.fork())
-        return self._register(copied(world)) if getattr(world, "copies", False) else None
+        return self._register(copy_deeply(world)) if getattr(world, "copies", False) else None
 
     def _register(self, world: Any) -> Any:
         if hasattr(world, "close"):
@@ -445,7 +449,7 @@ class Episodes:
         return world
 
     async def _begin(self) -> tuple[World, Start]:
-        while len(self._standing) >= KEPT:
+        while len(self._standing) >= OPEN_EPISODES:
             oldest = self._standing.pop(0)
             if oldest.world is not None:
                 await self._close(oldest.world)
@@ -461,7 +465,7 @@ class Episodes:
         except AlphaZeroError:
             raise
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN]
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
             return Seen((), True, None, failure=f"the world died ({text})")
 
     async def _replay(self, place: Place, *more: tuple[str, Seen]) -> World:
@@ -478,7 +482,7 @@ class Episodes:
                 "the world begins differently: search needs a world that can be forked or replayed"
             )
         for turn, held in (*place.path, *more):
-            compare(held, await self._act(world, turn))
+            compare_answers(held, await self._act(world, turn))
         return world
 
     async def _check(self, place: Place, turn: str, seen: Seen) -> None:
@@ -491,7 +495,7 @@ class Episodes:
         await self._close(await self._replay(place, (turn, seen)))
         again = self._fork(place.world)
         if again is not None:
-            compare(seen, await self._act(again, turn))
+            compare_answers(seen, await self._act(again, turn))
             await self._close(again)
         self.checked |= new
 
@@ -506,7 +510,7 @@ class _DeadError(Exception):
     """A world ended on the way to a state."""
 
 
-def compare(held: Seen, seen: Seen) -> None:
+def compare_answers(held: Seen, seen: Seen) -> None:
     """Raise ConfigError where a world answers a turn differently, by the tool's name; _DeadError
     where it died, or a time limit decided.
     """

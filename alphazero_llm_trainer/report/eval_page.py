@@ -45,7 +45,7 @@ def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
 
 
 # Columns of answers in worlds, and what they show of a row.
-OF_WORLDS = {
+WORLD_HEADINGS = {
     "given": "given_tokens",
     "turns": "turns",
     "calls of tools": "tool_calls",
@@ -118,7 +118,7 @@ def row_cells(results: Results, row: Results) -> dict[str, str]:
     shown["tokens"] = f"{row_tokens(row):.1f}"
     for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
         shown[name.removesuffix("_tokens")] = f"{row[name]:.1f}"
-    shown |= {title: f"{row[name]:.1f}" for title, name in OF_WORLDS.items() if name in row}
+    shown |= {title: f"{row[name]:.1f}" for title, name in WORLD_HEADINGS.items() if name in row}
     shown["ms"] = f"{1000 * row['seconds']:.1f}"
     shown |= {name: f"{row[name]}" for name in UNGRADED if row.get(name)}
     return shown | {name: f"{gain:+}" for name, gain in row_gains(results, row).items()}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..chat.calls import render_turn, write_line
+from ..chat.tool_calls import render_turn, write_line
 from ..config.sections import SearchConfig
 from ..engine.protocol import Generated
 from ..errors import DataError

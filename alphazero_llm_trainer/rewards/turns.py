@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..chat.calls import Form, as_message, form_of, read_calls, read_line, render_turn
 from ..chat.remote import RemoteStudent
+from ..chat.tool_calls import CallForm, as_message, form_of, read_calls, read_line, render_turn
 from ..config.sections import SearchConfig
 from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wanted
 from ..errors import AlphaZeroError, ConfigError, RequestError
@@ -116,7 +116,7 @@ class Stage:
         return self.student.render(messages, form, [*self.tools] or None)
 
     @cached_property
-    def form(self) -> Form:
+    def form(self) -> CallForm:
         """How the student's chat template writes calls."""
         return form_of(self.render)
 
@@ -149,7 +149,7 @@ class Stage:
         seen = after.path[-1][1]
         if seen.failure is not None:
             raise RequestError(f"the world of {self.problem.id} failed: {seen.failure}")
-        given = () if seen.done else self.given(place, turn, seen, before, ids)
+        given = () if seen.done else self.encode_answer(place, turn, seen, before, ids)
         answer = Observation(len(given), text_in(seen), seen.calls, seen.errors)
         logprobs = (*drawn.logprobs, *(0.0 for _ in given))
         step = Step((*ids, *given), logprobs, f"{turn}\n", answer)
@@ -185,10 +185,10 @@ class Stage:
         """The chat up to a state."""
         messages = [*self.messages]
         for turn, seen in place.path:
-            messages += [as_message(self.read(turn)), *numbered(seen)]
+            messages += [as_message(self.read(turn)), *number_messages(seen)]
         return messages
 
-    def given(
+    def encode_answer(
         self, place: Place, turn: str, seen: Seen, before: tuple[int, ...], drawn: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Token ids of what follows a turn up to the next one. Raises ConfigError where the chat
@@ -199,7 +199,7 @@ class Stage:
             return tuple(self.student.encode_part("".join(lines), (*before, *drawn)))
         messages, said = self.messages_at(place), self.read(turn)
         begun = self.render(messages, True) + render_turn(said, messages, self.render)
-        whole = self.render([*messages, as_message(said), *numbered(seen)], True)
+        whole = self.render([*messages, as_message(said), *number_messages(seen)], True)
         if not whole.startswith(begun):
             raise ConfigError(
                 "the chat template rewrites earlier turns: tools need one that keeps them"
@@ -224,7 +224,7 @@ def text_in(seen: Seen) -> str:
     return "\n".join(message["content"] for message in seen.messages)
 
 
-def numbered(seen: Seen) -> list[Mapping[str, Any]]:
+def number_messages(seen: Seen) -> list[Mapping[str, Any]]:
     """The messages of an answer, with the ids that `as_message` gives the calls."""
     return [
         {**message, "tool_call_id": f"{at:09}"} if message["role"] == "tool" else message
@@ -288,7 +288,7 @@ class TurnPolicy(StepPolicy):
         stage = self.stages.get(problem.id)
         return None if stage is None or response is None else stage.endings.get(response)
 
-    def stated(self, problem: Problem, response: str) -> str:
+    def state_answer(self, problem: Problem, response: str) -> str:
         """What of a response states its answer: all, or what an episode ended with."""
         if problem.id not in self.stages:
             return response
@@ -298,7 +298,7 @@ class TurnPolicy(StepPolicy):
     def reading(self, problem: Problem) -> Callable[[str], str | None]:
         """What responses to a problem answer, for votes: what their episodes state."""
         read = reading_of(problem)
-        return lambda response: read(self.stated(problem, response))
+        return lambda response: read(self.state_answer(problem, response))
 
     def grade(self, problem: Problem, response: str) -> Grade | None:
         """The grade of an episode's response; None of a problem without a world."""
@@ -315,14 +315,14 @@ class TurnPolicy(StepPolicy):
         verdict: str,
     ) -> RewardParts:
         """What `terminal.finished_earns_one` says, of an episode: it ended, and states an answer."""
-        stated = self.stated(problem, text_of(steps))
+        stated = self.state_answer(problem, text_of(steps))
         answers = source_of(problem).final_answer(stated) is not None
         return RewardParts(total=float(verdict in WHOLE and answers))
 
     async def draw(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """See `StepPolicy`. `without` is of single turns alone: what follows one depends on the
+        """Turns and what their worlds answer. `without` is of single turns alone: what follows one depends on the
         world.
         """
         stage = self.stages.get(problem.id)

@@ -26,7 +26,7 @@ from ..files import (
 )
 
 # Keys of before, and the only value with which a run goes on.
-GONE = {
+GONE_KEYS = {
     ("train", "critic_rounds"): 2,
     ("train", "critic", "least_outcomes"): 3,
     ("search", "verify", "revisit"): False,
@@ -59,7 +59,7 @@ class RunFolder(Folder):
                     del entry["use_liger_kernel"]
                 for name in ("vocabulary", "tied", "plain", "download_gb"):  # of a forecast
                     (entry.get("shape") or {}).pop(name, None)
-            for (*sections, name), usual in GONE.items():
+            for (*sections, name), usual in GONE_KEYS.items():
                 section = reduce(getitem, sections, config)
                 if section.get(name) == usual:
                     del section[name]

@@ -272,7 +272,7 @@ class RunLessons:
         self.run, self.builder = run, builder
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """See `loop.Lessons`: the first process's, on all of them."""
+        """A round's minibatches: those of the first process, on all of them."""
         minibatches: Minibatches = self.run.ranks.on_first(
             lambda: self.builder.minibatches(number, trees, stats)
         )
@@ -280,7 +280,7 @@ class RunLessons:
         return minibatches
 
     def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
-        """See `loop.Lessons`. Raises StoppedError where the user ends the run."""
+        """The passes over a round's rows. Raises StoppedError where the user ends the run."""
         run = self.run
         # Supervised rows come once for each pass.
         epochs = 1 if run.method.supervised else run.config.train.optimizer.epochs

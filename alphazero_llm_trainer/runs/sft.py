@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
-from ..chat.calls import write_line
+from ..chat.tool_calls import write_line
 from ..config.load import Config
 from ..config.refusals import refuse_conflicts
 from ..config.sections import ModelShape, SearchConfig

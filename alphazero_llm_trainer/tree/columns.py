@@ -10,7 +10,7 @@ from ..errors import DataError
 from ..types import STUDENT, Direction, Observation
 
 FORMAT = 3
-PLAIN = 2  # of a tree without turns
+WITHOUT_TURNS = 2  # of a tree without turns
 
 # What a new node has in the columns that its step doesn't fill.
 UNSET: dict[str, Any] = {
@@ -120,7 +120,7 @@ class SavedColumns(Columns):
         history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
         if self.discount != 1.0:
             columns["discount"] = self.discount
-        number = FORMAT if "seen" in columns else PLAIN
+        number = FORMAT if "seen" in columns else WITHOUT_TURNS
         return {"format": number, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
@@ -128,10 +128,10 @@ class SavedColumns(Columns):
         """The tree that `to_dict` saved. Raises DataError for what it can't have saved."""
         tree = cls()
         try:
-            if raw["format"] not in (PLAIN, FORMAT):
+            if raw["format"] not in (WITHOUT_TURNS, FORMAT):
                 raise DataError(
                     f"a tree's format is {raw['format']!r}, "
-                    f"this version reads {PLAIN} and {FORMAT}: search it again"
+                    f"this version reads {WITHOUT_TURNS} and {FORMAT}: search it again"
                 )
             for name in COLUMNS:
                 setattr(tree, name, list(raw[name]))

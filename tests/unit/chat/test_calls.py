@@ -5,7 +5,7 @@ from importlib.resources import files
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from alphazero_llm_trainer.chat.calls import (
+from alphazero_llm_trainer.chat.tool_calls import (
     FORMS,
     as_message,
     form_of,

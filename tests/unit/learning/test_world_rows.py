@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from alphazero_llm_trainer.chat.calls import write_line
+from alphazero_llm_trainer.chat.tool_calls import write_line
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 from transformers.utils import get_json_schema
 
-from alphazero_llm_trainer.chat.calls import FORMS, read_calls, write_calls
+from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls, write_calls
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems import calc, hidden
 from alphazero_llm_trainer.problems.worlds import (
@@ -409,8 +409,8 @@ def test_hidden_ends_with_its_last_flip_and_knows_its_values():
     assert place.path[1][1].messages[0]["content"] == row[1] + row[0] + row[2:]
     moves = [str(k) for k in range(2, len(row) + 1)]
     for before in ([], ["2"], ["3", "4"]):
-        best = max(hidden.exact_value(task.problem, [*before, move], 0.9) for move in moves)
-        assert hidden.exact_value(task.problem, before, 0.9) == pytest.approx(0.9 * best)
+        best = max(hidden.hidden_value(task.problem, [*before, move], 0.9) for move in moves)
+        assert hidden.hidden_value(task.problem, before, 0.9) == pytest.approx(0.9 * best)
         mean = sum(hidden.random_value(task.problem, [*before, move], 0.9) for move in moves)
         value = hidden.random_value(task.problem, before, 0.9)
         assert value == pytest.approx(0.9 * mean / len(moves)) and 0 < value < 1
@@ -433,7 +433,7 @@ def test_hidden_grades_and_checks_moves():
     [("(12 - 3) * 4", "36"), ("7 / 2", "3.5"), ("5", "5"), ("1 / 3", "0.333333")],
 )
 def test_the_calculator(expression, answer):
-    assert calc.Calculator().calculate(expression) == answer
+    assert calc.CalculatorTools().calculate(expression) == answer
 
 
 def test_the_calculator_refuses_what_is_no_arithmetic():
@@ -450,6 +450,6 @@ def test_calc_has_exact_values():
     for task in source.load("train", 5):
         *steps, _ = task.solution.split("\n")
         results = [step.rpartition(" = ")[2] for step in steps]
-        values = [calc.exact_value(task, results[:n], 0.9) for n in range(len(results) + 1)]
+        values = [calc.calc_value(task, results[:n], 0.9) for n in range(len(results) + 1)]
         assert values[-1] == pytest.approx(0.9) and values == sorted(values)
     assert json.loads(json.dumps(episode(source, task, []).start.tools[0]))["type"] == "function"

@@ -13,7 +13,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from alphazero_llm_trainer.answering.searches import answer_search
-from alphazero_llm_trainer.chat.calls import FORMS, as_message, read_line, write_calls, write_line
+from alphazero_llm_trainer.chat.tool_calls import (
+    FORMS,
+    as_message,
+    read_line,
+    write_calls,
+    write_line,
+)
 from alphazero_llm_trainer.config.load import load_answering
 from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.engine.step_ends import step_ends

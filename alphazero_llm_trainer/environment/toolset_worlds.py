@@ -24,9 +24,9 @@ from mcp.server.mcpserver import MCPServer
 from verifiers.v1.state import State
 from verifiers.v1.types import AssistantMessage, Messages, ToolCall, ToolMessage, content_text
 
-from ..chat.calls import as_message
+from ..chat.tool_calls import as_message
 from ..errors import ConfigError
-from ..problems.worlds import Message, Start, Tooling, ToolWorld, checked_reward
+from ..problems.worlds import Start, Tooling, ToolWorld, WireMessage, checked_reward
 from ..types import Said
 from .taskset_rules import (
     new_trace,
@@ -120,26 +120,26 @@ class VerifiersWorld(ToolWorld):
         """Go back to a state before a call that was cut."""
         self.state = state
 
-    def record(self, turn: str, said: Said, messages: tuple[Message, ...]) -> None:
+    def record(self, turn: str, said: Said, messages: tuple[WireMessage, ...]) -> None:
         """Keep a turn and its observation, for rewards that read them."""
         self.said += ((said, messages),)
 
     async def final_reward(self) -> float:
         """The reward of the episode, from 0 to 1. The task's own rewards on the trace of the turns."""
         trace = self.trace.model_copy(deep=True, update={"state": self.state})
-        trace = await score_reply(self.agent, self.task, self.sent(), trace)
+        trace = await score_reply(self.agent, self.task, self.wire_messages(), trace)
         reason = why_unscored(trace)
         if reason is not None:
             raise RuntimeError(reason)
         low, high = self.range
         return checked_reward((trace.reward - low) / (high - low))
 
-    def sent(self) -> Messages:
+    def wire_messages(self) -> Messages:
         """The turns and observations as verifiers' messages."""
         sent: Messages = []
         for number, (said, answers) in enumerate(self.said):
             calls = [
-                ToolCall(id=f"{number}-{at}", name=call.name, arguments=dumped(said, at))
+                ToolCall(id=f"{number}-{at}", name=call.name, arguments=write_arguments(said, at))
                 for at, call in enumerate(said.calls)
             ]
             sent.append(AssistantMessage(content=said.text, tool_calls=calls or None))
@@ -156,7 +156,7 @@ class VerifiersWorld(ToolWorld):
             await self.servers.stop()
 
 
-def dumped(said: Said, at: int) -> str:
+def write_arguments(said: Said, at: int) -> str:
     """The arguments of a call as JSON."""
     return json.dumps(as_message(said)["tool_calls"][at]["function"]["arguments"])
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..types import Said, ToolCall
 
 
-class Form(NamedTuple):
+class CallForm(NamedTuple):
     """How calls stand in a turn.
 
     Attributes:
@@ -36,16 +36,16 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "hermes": Form("<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5 and 3
-    "mistral-11": Form("[TOOL_CALLS]", apart="[ARGS]"),  # from tokenizer version 11 on
-    "mistral": Form("[TOOL_CALLS]", listed=True),
-    "llama": Form("", key="parameters", also="<|python_tag|>"),  # Llama 3.1 and later
+    "hermes": CallForm("<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5 and 3
+    "mistral-11": CallForm("[TOOL_CALLS]", apart="[ARGS]"),  # from tokenizer version 11 on
+    "mistral": CallForm("[TOOL_CALLS]", listed=True),
+    "llama": CallForm("", key="parameters", also="<|python_tag|>"),  # Llama 3.1 and later
 }
 
 Render = Callable[..., str]  # (messages, add_generation_prompt=...) -> text
 
 
-def read_calls(turn: str, form: Form) -> Said:
+def read_calls(turn: str, form: CallForm) -> Said:
     """The text and the calls of a turn. A call that can't be read has an `error`."""
     if not form.begin:
         body = turn.strip().removeprefix(form.also).strip()
@@ -63,7 +63,7 @@ def read_calls(turn: str, form: Form) -> Said:
     return Said(text.strip() if calls else text, tuple(calls))
 
 
-def read_body(body: str, form: Form) -> list[ToolCall]:
+def read_body(body: str, form: CallForm) -> list[ToolCall]:
     """The calls of one piece of JSON."""
     try:
         if form.apart:
@@ -76,7 +76,7 @@ def read_body(body: str, form: Form) -> list[ToolCall]:
     return [as_call(one, form) for one in (found if isinstance(found, list) else [found])]
 
 
-def as_call(found: Any, form: Form) -> ToolCall:
+def as_call(found: Any, form: CallForm) -> ToolCall:
     """A call from its JSON."""
     name = found.get("name") if isinstance(found, dict) else None
     if not isinstance(name, str) or not name:
@@ -87,7 +87,7 @@ def as_call(found: Any, form: Form) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def write_calls(said: Said, form: Form) -> str:
+def write_calls(said: Said, form: CallForm) -> str:
     """A turn in a form, as `read_calls` reads it."""
     if not form.begin and (len(said.calls) > 1 or (said.text.strip() and said.calls)):
         raise ConfigError("a turn of this model is one call or text: write them as turns apart")
@@ -174,7 +174,7 @@ def render_turn(said: Said, before: Sequence[Mapping[str, Any]], render: Render)
     return turn.removesuffix(plain.partition("#")[2])
 
 
-def form_of(render: Render) -> Form:
+def form_of(render: Render) -> CallForm:
     """The form that a tokenizer's chat template writes calls in. Raises ConfigError for one that
     isn't in `FORMS`, and for a template that shows no calls.
     """
