@@ -399,7 +399,7 @@ def test_a_masked_middle_is_in_no_stream(stream):
 
 
 def test_a_masked_middle_is_in_no_divisor_and_in_no_return():
-    student, config = student_of("train.critic_rounds=0", "train.kl_coefficient=0.0")
+    student, config = student_of("train.kl_coefficient=0.0")
     row = rows_of(student, 1)[0]
     mask = tuple(t not in (1, 2) for t in range(len(row.completion_ids)))
     ones = (1.0,) * len(mask)
