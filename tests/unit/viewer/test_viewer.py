@@ -172,7 +172,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
     few = Data(run_page(many(30), title="run", limit=2))
     assert [name for name in few.blocks if name != "facts"] == ["tree-0", "tree-3"]
     trees = [len(block) for name, block in few.blocks.items() if name != "facts"]
-    monkeypatch.setattr(page_module, "PAGE_BYTES", 7 * max(trees) // 2)
+    monkeypatch.setattr(page_module, "PAGE_BYTES", 3 * max(trees) + 100)
     monkeypatch.setattr(page_module, "MOST_ROWS", 8)
     page = Data(run_page(many(30), title="run", limit=200))
     facts = page.facts()
