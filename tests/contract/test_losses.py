@@ -510,8 +510,7 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
 
 OWN = """
 from dataclasses import replace
-from alphazero_llm_trainer.learning.learner import padded
-from alphazero_llm_trainer.learning.losses import Streams
+from alphazero_llm_trainer.learning.losses import Streams, pad_rows
 from alphazero_llm_trainer.learning.methods.grpo import GRPO, Grpo
 
 class Streamed(Grpo):
@@ -520,7 +519,7 @@ class Streamed(Grpo):
 
 class Reinforce(Grpo):
     def loss(self, rows, scores, totals):
-        advantages = padded(self.advantages(rows), scores.logprobs)
+        advantages = pad_rows(self.advantages(rows), scores.logprobs)
         return -(advantages * scores.logprobs).sum() / totals[0], {}
 
 MINE = replace(GRPO, objective=lambda train, model, lora: Reinforce(train, model))

@@ -192,7 +192,7 @@ def test_half_precision_is_the_models_own(name, dtype):
 # -- that the start-up check sees what it is for ---------------------------------------------------
 
 
-NO_WINDOW = masks, "spans", lambda config: {FULL: None}
+NO_WINDOW = masks, "layer_spans", lambda config: {FULL: None}
 NO_SCALE = LastLayer, "__call__", lambda self, hidden: self.model.lm_head(hidden)
 FAULTS = {"qwen2 with a window": NO_WINDOW, "mistral": NO_WINDOW, "gpt_oss": NO_WINDOW}
 FAULTS |= {"gemma2": NO_SCALE, "granite": NO_SCALE, "cohere": NO_SCALE}

@@ -14,7 +14,7 @@ from alphazero_llm_trainer.chat.tool_calls import write_line
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.learning.collector import Collector, check_collecting
+from alphazero_llm_trainer.learning.collector import Collector, check_worlds
 from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.methods.grpo import check_credit
 from alphazero_llm_trainer.learning.prepared import Prepared
@@ -251,7 +251,7 @@ def test_values_of_turns_leave_the_childs_own_samples_out():
 def test_what_cannot_learn_from_turns_is_refused(more, why):
     config = config_of("calc", *more)
     with pytest.raises(ConfigError, match=why):
-        check_collecting(config, method_of(config.train.method), False)
+        check_worlds(config, method_of(config.train.method))
 
 
 def test_credit_that_does_not_fit_the_source_is_refused():
