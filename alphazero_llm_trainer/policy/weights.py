@@ -121,7 +121,7 @@ def not_finite(model: torch.nn.Module) -> list[str]:
 
 
 def widen_weights(model: Any) -> None:
-    """Turn a model's half-precision numbers into float32, to be trained where `multiplies` says no.
+    """Turn a model's half-precision numbers into float32, to be trained where `multiplies_fast` says no.
     `model.stored_dtypes` keeps what each parameter is in its file.
     """
     model.stored_dtypes = {}

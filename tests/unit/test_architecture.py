@@ -213,7 +213,7 @@ def test_no_pattern_repeats_a_group_possessively():
 
 # What docstrings name that isn't this package's: other projects', file formats' and a user's own.
 OTHERS = set(
-    """KEY NAME H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
+    """KEY NAME environment_factory exit H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
     create_masks_for_generate datasets extra_body fully_shard from_pretrained
     get_sequence_of_considered_visits gumbel_muzero_policy it model_fields_set null off on
     on_policy_distillation orient qtransform_completed_by_mix_value reasoning_tokens sdpa

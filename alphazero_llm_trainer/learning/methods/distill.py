@@ -83,7 +83,7 @@ class DrawnRows(SampledRows):
     def fill_rows(
         self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
     ) -> list[TrainRow]:
-        """The first rows that have room, and demonstrations beside them: `size.rows_per_round` in
+        """The first rows that have room, and demonstrations beside them: `rows_per_round` in
         all where there are demonstrations, which fill up for rows that lack. Those that have room
         are scored.
         """
