@@ -19,6 +19,7 @@ from ..engine.precision import KINDS, uncovered
 from .folders import ADAPTER_CONFIG
 from .weights import not_finite
 
+MOST_BYTES = 64 << 20  # of weights in float32: larger models are transformers' to load
 ROPE = {"rope_type": "default"}
 PARTS = ("config.json", "generation_config.json", "model.safetensors")
 
@@ -134,7 +135,9 @@ def read_kernel_model(
         rotary = rotary_embedding(config)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError):
         return None
-    if not plain or not fits or (folder / ADAPTER_CONFIG).is_file():
+    small = sum(weight.nbytes for weight in weights.values()) < MOST_BYTES
+    whole = all(weight.dtype == torch.float32 for weight in weights.values())
+    if not (plain and fits and small and whole) or (folder / ADAPTER_CONFIG).is_file():
         return None
     dtype = getattr(torch, spec.dtype)
     model: KernelModel = type(KINDS[config.model_type], (KernelModel,), {})()
