@@ -19,7 +19,6 @@ from ..engine.precision import KINDS, uncovered
 from .folders import ADAPTER_CONFIG
 from .weights import not_finite
 
-MOST_BYTES = 64 << 20  # of weights in float32: larger models are transformers' to load
 ROPE = {"rope_type": "default"}
 PARTS = ("config.json", "generation_config.json", "model.safetensors")
 
@@ -131,18 +130,18 @@ def read_kernel_model(
         plain = uncovered(shape) is None and rope == ROPE | {"rope_theta": rope["rope_theta"]}
         plain &= config.rms_norm_eps > 0 and config.max_position_embeddings > 0
         weights = load_file(folder / PARTS[2])
-        fits = {name: (*weight.shape,) for name, weight in weights.items()} == weight_shapes(config)
+        shapes = weight_shapes(config)
+        fits = {name: (*weight.shape,) for name, weight in weights.items()} == shapes
         rotary = rotary_embedding(config)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError):
         return None
-    small = sum(weight.nbytes for weight in weights.values()) < MOST_BYTES
-    whole = all(weight.dtype == torch.float32 for weight in weights.values())
-    if not (plain and fits and small and whole) or (folder / ADAPTER_CONFIG).is_file():
+    if not plain or not fits or (folder / ADAPTER_CONFIG).is_file():
         return None
     dtype = getattr(torch, spec.dtype)
     model: KernelModel = type(KINDS[config.model_type], (KernelModel,), {})()
     model.config, model.generation_config = config, SimpleNamespace(**sampling)
-    # Copies: the file, which is mapped into memory, may be written anew.
-    place_weights(model, {name: weight.to(dtype, copy=True) for name, weight in weights.items()})
+    # In the layers' order, which isn't the file's, by name. Copies: the file, which is mapped into
+    # memory, may be written anew.
+    place_weights(model, {name: weights[name].to(dtype, copy=True) for name in shapes})
     model.model.config, model.model.rotary_emb = config, rotary
     return None if not_finite(model) else model.eval()
