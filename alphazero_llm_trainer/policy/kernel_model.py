@@ -134,7 +134,8 @@ def read_kernel_model(
         plain = why_uncovered(shape) is None and rope == ROPE | {"rope_theta": rope["rope_theta"]}
         plain &= config.rms_norm_eps > 0 and config.max_position_embeddings > 0
         weights = load_file(folder / PARTS[2])
-        fits = {name: (*weight.shape,) for name, weight in weights.items()} == weight_shapes(config)
+        shapes = weight_shapes(config)
+        fits = {name: (*weight.shape,) for name, weight in weights.items()} == shapes
         rotary = rotary_embedding(config)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError):
         return None
@@ -143,7 +144,8 @@ def read_kernel_model(
     dtype = getattr(torch, spec.dtype)
     model: KernelModel = type(KERNEL_MODELS[config.model_type], (KernelModel,), {})()
     model.config, model.generation_config = config, SimpleNamespace(**sampling)
-    # Copies: the file, which is mapped into memory, may be written anew.
-    place_weights(model, {name: weight.to(dtype, copy=True) for name, weight in weights.items()})
+    # In the layers' order, which isn't the file's, by name. Copies: the file, which is mapped into
+    # memory, may be written anew.
+    place_weights(model, {name: weights[name].to(dtype, copy=True) for name in shapes})
     model.model.config, model.model.rotary_emb = config, rotary
     return None if not_finite(model) else model.eval()
