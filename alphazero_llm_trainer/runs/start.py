@@ -17,7 +17,7 @@ from ..config.load import Config, check_read, load_training, resolve_name, user_
 from ..config.refusals import refuse_conflicts
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from ..learning.collector import scripted_teacher
+from ..learning.collector import check_worlds, scripted_teacher
 from ..learning.earned import measures_perplexity
 from ..learning.methods.by_name import METHODS, method_of
 from ..learning.prepared import Prepared
@@ -80,6 +80,7 @@ def check_searches(config: Config) -> None:
     """Raise ConfigError for settings of training searches that contradict each other."""
     method, valued = method_of(config.train.method), config.search.value is not None
     refuse_conflicts(config, "training searches", method=method, valued=valued)
+    check_worlds(config, method)
 
 
 def check_run(config: Config) -> None:

@@ -187,6 +187,7 @@ def served(kind=MCPServer):
     app = server.streamable_http_app(json_response=True, stateless_http=True)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
+        listening.listen()  # before its server runs: who connects early waits
         running = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
