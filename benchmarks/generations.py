@@ -89,7 +89,7 @@ SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # `size`: a question's tokens by a run that read no test problem; they set the tuning runs' questions
 # alone.
 ARMS = {
-    AZ: Arm("alphazero", "", 5e-4, 410),
+    AZ: Arm("alphazero", "", 5e-4, 467),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
     "constant value": Arm("alphazero", CONSTANT, 5e-4, 410),
     "constant value, its loss left out": Arm(
@@ -133,9 +133,28 @@ OVER_TOKENS: dict[str, tuple[str, ...]] = {
         for value in ("exact", "constant", "learned")
     },
 }
+# Of `starts.py`: PUCT by its constant, under each value and under the rule alone, and PHS.
+BY_CONSTANT: dict[str, tuple[str, ...]] = {
+    "phs": ("mcts", "", "search.select=phs", "search.exploration=0"),
+    **{
+        f"puct {0.0125 * 2**power:g}, {value or 'none'}": (
+            "mcts",
+            value,
+            "search.select=puct",
+            f"search.exploration={0.0125 * 2**power:g}",
+        )
+        for power in range(10)
+        for value in ("", *VALUES)
+    },
+}
 PACED, NEAR = 4, 0.05  # runs that look for a rate's questions a round, and how near is enough
 CHOOSING = (1000, 100)  # validation problems that choose a temperature: the first one, and how many
 TEMPERATURES = (1.0, 0.7, 1.4)
+
+
+def constant_of(value: str, constant: float) -> str:
+    """The name of PUCT's way with a constant, under a value ("none": under the rule alone)."""
+    return f"puct {constant:g}, {value}"
 
 
 # -- training
@@ -372,7 +391,7 @@ def answer(args: argparse.Namespace) -> None:
     benchmark = Benchmark(args.split, tasks_of(config, args.split, args.num, args.first))
     game, problems = GAMES[args.source], [task.problem for task in benchmark.tasks]
     for file, way, budget, temperature in json.loads(args.cells):
-        method, value, *settings = (WAYS | OVER_TOKENS)[way]
+        method, value, *settings = (WAYS | OVER_TOKENS | BY_CONSTANT)[way]
         own = [*base, *settings, f"search.temperature={temperature}"]
         own += [f"search.discount={config.search.discount}"]
         discount, over = config.search.discount, load_config(overrides=own)
