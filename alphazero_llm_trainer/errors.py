@@ -26,7 +26,7 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
     )
 
 
-def nearest(
+def suggest_nearest(
     word: str, known: Collection[str], otherwise: str = "", part: Callable[[str], str] = str
 ) -> str:
     """`did you mean X?` for what of `known` is spelt most like `word`; `otherwise` where nothing

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from .errors import CheckpointError, ConfigError, DataError, nearest
+from .errors import CheckpointError, ConfigError, DataError, suggest_nearest
 
 LOCK = ".lock"
 
@@ -39,9 +39,9 @@ def write_whole(path: Path, text: str) -> None:
 
 def put_in_place(temporary: Path, path: Path) -> None:
     """Move a finished file to its name: its bytes are on the disk before, its name after."""
-    sync(temporary)
+    sync_path(temporary)
     os.replace(temporary, path)
-    sync(path.parent)
+    sync_path(path.parent)
 
 
 def make_folder(folder: Path, exist_ok: bool = True) -> list[Path]:
@@ -51,11 +51,11 @@ def make_folder(folder: Path, exist_ok: bool = True) -> list[Path]:
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for place in missing:
-        sync(place.parent)
+        sync_path(place.parent)
     return missing
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Wait until a file's bytes, or a folder's names, are on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
@@ -69,12 +69,12 @@ def sync(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """`sync` of every file directly in `folder`, of `folder` and of its own name."""
+    """`sync_path` of every file directly in `folder`, of `folder` and of its own name."""
     for path in sorted(folder.iterdir()):
         if path.is_file():
-            sync(path)
-    sync(folder)
-    sync(folder.parent)
+            sync_path(path)
+    sync_path(folder)
+    sync_path(folder.parent)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Folder:
     @classmethod
     def new(cls, directory: Path) -> Self:
         """The next one of `directory`, `run-001` and so on; `lock` makes it."""
-        taken = numbered(directory, cls.kind)
+        taken = numbered_folders(directory, cls.kind)
         number = int(taken[0].name[len(cls.kind) + 1 :]) + 1 if taken else 1
         return cls(directory / f"{cls.kind}-{number:03d}")
 
@@ -139,7 +139,7 @@ class Folder:
         """The one to go on with: the named one, or the newest of `directory`. Raises
         CheckpointError where there is none.
         """
-        for path in numbered(directory, cls.kind) if named is None else [named]:
+        for path in numbered_folders(directory, cls.kind) if named is None else [named]:
             if (path / cls.files[0]).exists():
                 return cls(path)
         fix = f"name the folder of a {cls.kind} to go on with, or leave --resume out"
@@ -174,8 +174,8 @@ class Folder:
         """Raise ConfigError for the first key of `asked`, nested or dotted, that was begun
         otherwise: what it `had`.
         """
-        stored = dict(flat(had))
-        for key, value in flat(json.loads(json.dumps(asked))):
+        stored = dict(flatten_keys(had))
+        for key, value in flatten_keys(json.loads(json.dumps(asked))):
             if stored.get(key) != value:
                 raise ConfigError(
                     f"{key.removeprefix('config.')} is {value!r}, the {self.kind} in {self.path} "
@@ -244,7 +244,7 @@ class Folder:
         self.release()
 
 
-def numbered(parent: Path, kind: str) -> list[Path]:
+def numbered_folders(parent: Path, kind: str) -> list[Path]:
     """The folders `KIND-<number>` of `parent`, the highest number first."""
     folders = [path for path in parent.glob(f"{kind}-*") if path.name[len(kind) + 1 :].isdigit()]
     return sorted(folders, key=lambda path: -int(path.name[len(kind) + 1 :]))
@@ -254,17 +254,17 @@ def near_folder(path: Path, otherwise: str) -> str:
     """`did you mean DIR?` for the newest run in the folder `path`, or for one beside it of nearly
     its name; else `otherwise`.
     """
-    if runs := numbered(path, "run"):
+    if runs := numbered_folders(path, "run"):
         return f"did you mean {runs[0]}?"
     beside = [str(one) for one in path.parent.glob("*") if one.is_dir() and one != path]
-    return nearest(str(path), beside, otherwise, lambda name: Path(name).name)
+    return suggest_nearest(str(path), beside, otherwise, lambda name: Path(name).name)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, plain value) of nested mappings."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten_keys(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -52,8 +52,8 @@ class Output:
 
 @contextmanager
 def printing_aside() -> Iterator[None]:
-    """What code of the user's own prints meanwhile, in its threads too, goes to standard error; what
-    others print does not.
+    """What code of the user's own prints meanwhile, in its threads too, goes to standard error;
+    what others print does not.
     """
     if not isinstance(sys.stdout, Output):
         sys.stdout = cast(TextIO, Output(sys.stdout))
@@ -87,7 +87,7 @@ def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
     StoppedError then.
     """
 
-    async def watched() -> T:
+    async def watch_stop() -> T:
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -99,7 +99,7 @@ def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    return asyncio.run(watched())
+    return asyncio.run(watch_stop())
 
 
 class Stop:
@@ -275,7 +275,7 @@ class Progress:
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
             self.bar = Live(
                 console=console,
-                get_renderable=self.drawn,
+                get_renderable=self.draw_lines,
                 refresh_per_second=4,
                 redirect_stdout=False,
             )
@@ -324,21 +324,21 @@ class Progress:
         """A line below the bar; a later one of the same name takes its place."""
         self.notes[name] = text
 
-    def drawn(self) -> Group:
+    def draw_lines(self) -> Group:
         """A bar, how far the work is, and the notes: what a terminal shows."""
         first = Table.grid(padding=(0, 1))
         first.add_row(
-            ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), folded(self.line())
+            ProgressBar(self.work.total, self.work.done, width=BAR_WIDTH), fold_text(self.line())
         )
         # A copy: searches ahead of their round note from a thread of their own.
         notes = [*self.notes.items()]
-        return Group(first, *(folded(f"{name}: {text}") for name, text in notes))
+        return Group(first, *(fold_text(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
         work = self.work
         counted = f"{work.done:,}/{work.total:,} {work.unit}s" if work.unit else ""
-        tokens, read, sampled = self.sampled, self.computed() - work.reckoned, ""
+        tokens, read, sampled = self.sampled_tokens, self.computed() - work.reckoned, ""
         if (tokens or read) and work.unit != "token":
             sampled = f"{work.had + tokens:,} tokens"
             if read > LONG * tokens:  # prompts take the time
@@ -348,7 +348,7 @@ class Progress:
         return f"{work.doing}: {parts}" if work.doing else parts
 
     @property
-    def sampled(self) -> int:
+    def sampled_tokens(self) -> int:
         """Tokens that were sampled in the stretch under way, for what isn't done, too."""
         work = self.work
         return max(work.tokens - work.had, self.meter() - work.metered)
@@ -361,13 +361,15 @@ class Progress:
         work, seconds = self.work, self.clock() - self.work.began
         done, left = work.done - work.first, work.total - work.done
         if not done:
-            return f"{duration(seconds)} so far"
+            return f"{show_duration(seconds)} so far"
         share, counted = left / done, work.tokens - work.had
         if counted:  # what is under way has some of its tokens
-            share = (counted * share + work.rest) / self.sampled - (1 - counted / self.sampled)
+            share = (counted * share + work.rest) / self.sampled_tokens - (
+                1 - counted / self.sampled_tokens
+            )
         # Where what is under way has more tokens than expected, nothing is known of the time left.
-        eta = f", ETA {duration(share * seconds)}" if share > 0 else ""
-        return f"{rate(done, seconds, work.unit)}{eta}"
+        eta = f", ETA {show_duration(share * seconds)}" if share > 0 else ""
+        return f"{show_rate(done, seconds, work.unit)}{eta}"
 
     def stop(self) -> None:
         """The stretch of work is over, or given up; where all of it is done and there is no bar, a
@@ -386,12 +388,12 @@ class Progress:
         self.work = Stretch(self.clock())
 
 
-def folded(text: str) -> Text:
+def fold_text(text: str) -> Text:
     """Text that goes on in the next line of a terminal, whole."""
     return Text(text, no_wrap=False, overflow="fold")
 
 
-def rate(count: int, seconds: float, unit: str) -> str:
+def show_rate(count: int, seconds: float, unit: str) -> str:
     """So many things in so many seconds: a second, or seconds a thing where that is less than
     one.
     """
@@ -399,7 +401,7 @@ def rate(count: int, seconds: float, unit: str) -> str:
     return f"{a_second:,.1f} {unit}s/s" if a_second >= 1 else f"{1 / a_second:,.1f} s/{unit}"
 
 
-def duration(seconds: float) -> str:
+def show_duration(seconds: float) -> str:
     """A time as people say it: seconds below two minutes, minutes below two hours, hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 
 class Direction(StrEnum):
@@ -105,18 +106,65 @@ def in_first_question(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str
     return rest
 
 
+class ToolCall(NamedTuple):
+    """A call of a tool that a turn makes; `error` says why it can't be read, and then the name may
+    be "".
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    error: str | None = None
+
+
+class Said(NamedTuple):
+    """A turn of the student: its text beside the calls, and the calls in order."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Observation(NamedTuple):
+    """What a world answered to a turn.
+
+    Attributes:
+        tokens: how many tokens at the step's end are given: no policy drew them. They have the
+            log-probability 0.
+        text: what these tokens say.
+        calls: the tools that the turn called, in order.
+        errors: those that raised, were cut, or couldn't be read.
+    """
+
+    tokens: int
+    text: str
+    calls: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and
-    their text.
+    """One reasoning step, or a turn with what a world answered: token ids, their log-probabilities
+    (nats, under the sampling policy) and their text.
 
-    `token_ids` and `logprobs` have the same length `[T]`; the text is what the tokens decode to,
-    line end included.
+    `token_ids` and `logprobs` have the same length `[T]`; the text is what the drawn tokens decode
+    to, line end included. `seen` is a world's answer, whose tokens come last.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
+    seen: Observation | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether a line that states the answer may end the response here: a world says itself
+        when it is over.
+        """
+        return self.seen is None
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens were drawn; those after them are given."""
+        return len(self.token_ids) - (0 if self.seen is None else self.seen.tokens)
 
 
 def token_text(decode: Callable[[Sequence[int]], str], token: int) -> str:
@@ -136,8 +184,13 @@ def text_of(steps: Iterable[Step]) -> str:
 
 
 def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
-    """The log-probabilities of `steps`, one after the other `[T]`."""
-    return tuple(value for step in steps for value in step.logprobs)
+    """The log-probabilities of the drawn tokens of `steps`, one after the other."""
+    return tuple(value for step in steps for value in step.logprobs[: step.drawn])
+
+
+def drawn_mask(steps: Iterable[Step]) -> tuple[bool, ...]:
+    """For each token of `steps`, whether it was drawn and not given `[T]`."""
+    return tuple(at < step.drawn for step in steps for at in range(len(step.token_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +219,11 @@ class Continuation:
         """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which
         leave it out.
         """
-        return ids_of(self.steps), logprobs_of(
-            self.steps
-        ) if self.tempered is None else self.tempered
+        ids = tuple(compress(ids_of(self.steps), drawn_mask(self.steps)))
+        return ids, logprobs_of(self.steps) if self.tempered is None else self.tempered
+
+
+OF_WORLDS = ("given_tokens", "turns", "tool_calls", "tool_errors")  # fields of `Cost`
 
 
 @dataclass(slots=True)
@@ -178,8 +233,9 @@ class Cost:
     prompt_tokens: prefix tokens that were computed; cached_tokens: prefix tokens read from a cache
     instead;
     sampled_tokens: tokens generated; scored_tokens: tokens whose log-probability alone was asked
-    for;
-    calls: requests to an engine; seconds: wall-clock; dollars: what providers charge.
+    for; given_tokens: tokens of what worlds answered, read once;
+    calls: requests to an engine; seconds: wall-clock; dollars: what providers charge;
+    turns: taken in worlds; tool_calls, tool_errors: of tools, and those that gave an error.
     """
 
     prompt_tokens: int = 0
@@ -189,11 +245,15 @@ class Cost:
     calls: int = 0
     seconds: float = 0.0
     dollars: float = 0.0
+    given_tokens: int = 0
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
 
     @property
     def computed(self) -> int:
-        """Sampled and scored tokens: what a budget counts."""
-        return self.sampled_tokens + self.scored_tokens
+        """Sampled, scored and given tokens: what a budget counts."""
+        return self.sampled_tokens + self.scored_tokens + self.given_tokens
 
     def add(self, other: Cost) -> None:
         """Add `other` to this cost in place."""
@@ -201,7 +261,9 @@ class Cost:
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON; what only worlds cost is there where there was one."""
+        own = asdict(self)
+        return own if self.turns else {name: own[name] for name in own if name not in OF_WORLDS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from provenance import ROOT, make_parser
 
 from alphazero_llm_trainer.config.load import Config, load_config
-from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.eval.greedy import answer_tasks
 from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening
@@ -161,7 +161,9 @@ class Greedy:
     def __call__(self, name: str, student: Path | None, tasks: Sequence[Task]) -> list[float]:
         if name not in self.kept:
             loaded = load_student(self.config, path=student, opening=opening(self.config))
-            self.kept[name] = answer(loaded, tasks, max_tokens=self.config.search.max_tokens).first
+            self.kept[name] = answer_tasks(
+                loaded, tasks, max_tokens=self.config.search.max_tokens
+            ).first
             self.path.write_text(json.dumps(self.kept), encoding="utf-8")
         return list(map(float, self.kept[name]))
 

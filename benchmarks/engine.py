@@ -48,14 +48,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.api.settings import configured  # noqa: E402
+from alphazero_llm_trainer.api.settings import configure_call  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.learning.collector import Collector  # noqa: E402
-from alphazero_llm_trainer.learning.methods.registry import method_of  # noqa: E402
+from alphazero_llm_trainer.learning.methods.by_name import method_of  # noqa: E402
 from alphazero_llm_trainer.policy.backend import check_numerics  # noqa: E402
 from alphazero_llm_trainer.policy.student import QUESTION, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
@@ -425,7 +425,7 @@ def step_search(args: argparse.Namespace) -> None:
         keys["engine.dtype"] = "bfloat16"
     if backend == "vllm" and args.model is None:  # a folder's weights are what its config.json says
         keys[f"models.{model}.dtype"] = "bfloat16"
-    config, folder = configured(model, keys, {})
+    config, folder = configure_call(model, keys, {})
     student: Any = load_student(config, path=folder)
     torch.set_num_threads(1)  # a real model's student takes all cores
     found: dict[str, float] = {}

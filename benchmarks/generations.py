@@ -66,7 +66,11 @@ from alphazero_llm_trainer.engine.protocol import Judgement, ValueFunction, Veri
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.files import write_json
-from alphazero_llm_trainer.learning.methods.alphazero import in_order, outcomes, valued
+from alphazero_llm_trainer.learning.methods.alphazero import (
+    order_steps,
+    state_outcomes,
+    state_values,
+)
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value
 from alphazero_llm_trainer.policy.folders import carried_value
@@ -85,7 +89,7 @@ SAME += " search.budget_tokens=720"  # as alphazero's recipe
 # `size`: a question's tokens by a run that read no test problem; they set the tuning runs' questions
 # alone.
 ARMS = {
-    AZ: Arm("alphazero", "", 5e-4, 410),
+    AZ: Arm("alphazero", "", 5e-4, 467),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),
     "constant value": Arm("alphazero", CONSTANT, 5e-4, 410),
     "constant value, its loss left out": Arm(
@@ -129,9 +133,28 @@ OVER_TOKENS: dict[str, tuple[str, ...]] = {
         for value in ("exact", "constant", "learned")
     },
 }
+# Of `starts.py`: PUCT by its constant, under each value and under the rule alone, and PHS.
+BY_CONSTANT: dict[str, tuple[str, ...]] = {
+    "phs": ("mcts", "", "search.select=phs", "search.exploration=0"),
+    **{
+        f"puct {0.0125 * 2**power:g}, {value or 'none'}": (
+            "mcts",
+            value,
+            "search.select=puct",
+            f"search.exploration={0.0125 * 2**power:g}",
+        )
+        for power in range(10)
+        for value in ("", *VALUES)
+    },
+}
 PACED, NEAR = 4, 0.05  # runs that look for a rate's questions a round, and how near is enough
 CHOOSING = (1000, 100)  # validation problems that choose a temperature: the first one, and how many
 TEMPERATURES = (1.0, 0.7, 1.4)
+
+
+def constant_of(value: str, constant: float) -> str:
+    """The name of PUCT's way with a constant, under a value ("none": under the rule alone)."""
+    return f"puct {constant:g}, {value}"
 
 
 # -- training
@@ -255,31 +278,31 @@ def sibling(game: Game, problem: Problem, before: Sequence[str], step: str) -> s
 
 
 def row_of(problem: Problem, steps: Sequence[str]) -> str | None:
-    return pancake.play(pancake.read_question(problem.question)[0], steps)
+    return pancake.play_flips(pancake.read_row(problem.question)[0], steps)
 
 
 def flips(problem: Problem, row: str) -> list[str]:
-    rows = [(count, pancake.flip(row, count)) for count in range(2, len(row) + 1)]
-    return [f"{count}:{after}" for count, after in rows if after != pancake.in_order(row)]
+    rows = [(count, pancake.flip_row(row, count)) for count in range(2, len(row) + 1)]
+    return [f"{count}:{after}" for count, after in rows if after != pancake.sort_row(row)]
 
 
 def left_of(problem: Problem, steps: Sequence[str]) -> tuple[int, ...] | None:
     lines = [step for step in steps if not step.startswith("####")]
-    left = numbers.play(numbers.read_question(problem.question)[0], lines)
+    left = numbers.play_moves(numbers.read_numbers(problem.question)[0], lines)
     return None if left is None else tuple(sorted(left.elements()))
 
 
 def legal(left: tuple[int, ...]) -> list[list[numbers.Move]]:
     """The legal moves with each pair of the numbers left."""
     pairs = [(max(pair), min(pair)) for pair in combinations(left, 2)]
-    tried = [[numbers.apply(a, op, b) for op in "+-*/"] for a, b in pairs]
+    tried = [[numbers.apply_move(a, op, b) for op in "+-*/"] for a, b in pairs]
     return [[move for move in moves if move is not None] for moves in tried]
 
 
 def calculations(problem: Problem, left: tuple[int, ...]) -> list[str]:
-    target = numbers.read_question(problem.question)[1]
+    target = numbers.read_numbers(problem.question)[1]
     moves = [move for of_pair in legal(left) for move in of_pair]
-    lines = [numbers.write(left, [move]).split("\n")[0] for move in moves]
+    lines = [numbers.write_moves(left, [move]).split("\n")[0] for move in moves]
     return [line for line in dict.fromkeys(lines) if not line.endswith(f", {target}")]
 
 
@@ -300,38 +323,22 @@ def chance(left: tuple[int, ...], target: int) -> float:
     return total / len(pairs)
 
 
-@cache
-def distances(size: int) -> dict[str, int]:
-    """The fewest flips that order each row of `size` numbers, by breadth-first search."""
-    goal = "123456789"[:size]
-    known, reached = {goal: 0}, [goal]
-    while reached:
-        before, reached = reached, []
-        for row in before:
-            for count in range(2, size + 1):
-                after = pancake.flip(row, count)
-                if after not in known:
-                    known[after] = known[row] + 1
-                    reached.append(after)
-    return known
-
-
 def exact_value(problem: Problem, steps: Sequence[str], discount: float = 1.0) -> float:
     """`discount` to the power of the flips that the row after legal `steps` still needs; 0 where
     that is more than are left.
     """
-    row, flips = pancake.read_question(problem.question)
-    after = pancake.play(row, steps)
+    row, flips = pancake.read_row(problem.question)
+    after = pancake.play_flips(row, steps)
     if after is None:
         return 0.0
-    needed = distances(len(row))[after]
+    needed = pancake.flip_distances(len(row))[after]
     return discount**needed if needed <= flips - len(steps) else 0.0
 
 
 def chance_of(problem: Problem, steps: Sequence[str], _: float) -> float:
     """`chance` after these steps: every game has as many, so that no discount is."""
     left = left_of(problem, steps)
-    return 0.0 if left is None else chance(left, numbers.read_question(problem.question)[1])
+    return 0.0 if left is None else chance(left, numbers.read_numbers(problem.question)[1])
 
 
 GAMES = {
@@ -384,7 +391,7 @@ def answer(args: argparse.Namespace) -> None:
     benchmark = Benchmark(args.split, tasks_of(config, args.split, args.num, args.first))
     game, problems = GAMES[args.source], [task.problem for task in benchmark.tasks]
     for file, way, budget, temperature in json.loads(args.cells):
-        method, value, *settings = (WAYS | OVER_TOKENS)[way]
+        method, value, *settings = (WAYS | OVER_TOKENS | BY_CONSTANT)[way]
         own = [*base, *settings, f"search.temperature={temperature}"]
         own += [f"search.discount={config.search.discount}"]
         discount, over = config.search.discount, load_config(overrides=own)
@@ -488,15 +495,15 @@ def orders(run: Path, game: Game) -> dict[int, dict[str, float]]:
     discount = read(run / "run.json")["config"]["search"]["discount"]
     found: dict[int, dict[str, list[float]]] = {}
     for saved in read_trees(run):
-        tree, z = saved.tree, outcomes(saved.tree, discount)
+        tree, z = saved.tree, state_outcomes(saved.tree, discount)
         of_round = found.setdefault(
             saved.record["round"], {"value_pair_accuracy": [], "exact_pair_accuracy": []}
         )
-        of_round["value_pair_accuracy"] += in_order(tree, z)
-        for node in valued(tree, z):
+        of_round["value_pair_accuracy"] += order_steps(tree, z)
+        for node in state_values(tree, z):
             steps = [tree.text[at].strip() for at in tree.path(node)]
             tree.V[node] = game.exact(saved.problem, steps, discount)
-        of_round["exact_pair_accuracy"] += in_order(tree, z)
+        of_round["exact_pair_accuracy"] += order_steps(tree, z)
     return {
         number: {name: fmean(pairs) for name, pairs in of_round.items() if pairs}
         for number, of_round in found.items()

@@ -20,8 +20,8 @@ import provenance
 from arms import Seed, add_work, flags, read, side_by_side
 
 from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson
-from alphazero_llm_trainer.eval.names import UNJUDGED
-from alphazero_llm_trainer.eval.results import triple
+from alphazero_llm_trainer.eval.names import UNJUDGED_METHODS
+from alphazero_llm_trainer.eval.results import interval_triple
 from alphazero_llm_trainer.policy.verifiers import RANKING
 
 TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation row
@@ -85,7 +85,7 @@ def samples(folder: Path) -> dict[str, Any]:
     ]
     return {
         "right": "".join(map(str, counts)),
-        "mixed": triple(mean_interval([float(0 < one < SAMPLES) for one in counts])),
+        "mixed": interval_triple(mean_interval([float(0 < one < SAMPLES) for one in counts])),
     }
 
 
@@ -141,7 +141,7 @@ def methods(
         more = ["--start", str(start), "--methods", asked, "--budget-tokens", str(cap)]
         if method == AGAIN:
             more += ["--verifier", RANKING, *flags("search.verify.reject_below=0")]
-        elif method not in UNJUDGED:
+        elif method not in UNJUDGED_METHODS:
             more += ["--verifier", JUDGE]
         more += flags(f"search.temperature={temperature}") if temperature else []
         label, size = f"{place}, {name}, {cap}, {start}", min(CHUNK, num - start)
@@ -169,7 +169,7 @@ def methods(
         if all("unanswered" in row for row in parts):
             facts |= {"unanswered": "".join(row["unanswered"] for row in parts)}
         facts |= {"accepted": sum(row["ended_by"].get("accepted", 0) for row in parts)}
-        accuracy = triple(wilson(outcomes.count("1"), len(outcomes)))
+        accuracy = interval_triple(wilson(outcomes.count("1"), len(outcomes)))
         rows[name] = {
             "split": place,
             "method": name,
@@ -191,7 +191,7 @@ def held_against(
     rows = [dict(tree)]
     for row in others.values():
         theirs = [float(one) for one in row["outcomes"]]
-        rows.append({**row, "tree_less_it": triple(paired_bootstrap(right, theirs))})
+        rows.append({**row, "tree_less_it": interval_triple(paired_bootstrap(right, theirs))})
     return rows
 
 
@@ -212,7 +212,10 @@ def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
             "seed": seed.seed,
             "problems": MANY,
         }
-        facts |= {"accuracy": triple(wilson(outcomes.count("1"), MANY)), "outcomes": outcomes}
+        facts |= {
+            "accuracy": interval_triple(wilson(outcomes.count("1"), MANY)),
+            "outcomes": outcomes,
+        }
         found["greedy"] = {"commit": greedy["commit"], **facts}
     keep(held_against(tree, found))
     for name in AGAINST:
@@ -243,7 +246,7 @@ def r4(seed: Seed, keep: Callable[[Rows], None]) -> None:
             made = answered(seed, f"{name}, {source}", model, "test", OTHER, *long, source=source)
             rows[name] = {"split": source, "seed": seed.seed, **made["rows"][0], "method": name}
         values = [[float(one) for one in rows[name]["outcomes"]] for name in ("student", "before")]
-        rows["student"]["gain"] = triple(paired_bootstrap(*values))
+        rows["student"]["gain"] = interval_triple(paired_bootstrap(*values))
         keep([*rows.values()])
 
 

@@ -29,7 +29,7 @@ from arms import Seed, add_work, read
 from real import LONGEST, TEST, answered, of_t0
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
-from alphazero_llm_trainer.eval.results import triple
+from alphazero_llm_trainer.eval.results import interval_triple
 
 SEED, ROWS, BATCH = 7, 3000, 32  # BATCH of an update
 TEMPERATURE, SAMPLES, FORKS = 0.7, 4, 8
@@ -185,7 +185,7 @@ class Real:
             task = tasks[line["id"]]
             prompt, ids = self.student.prompt_ids(task.problem.question), line["ids"]
             if arm == "gold":
-                prompt, ids = self.student.worked(task)
+                prompt, ids = self.student.solution_ids(task)
             made.append(TrainRow(tuple(prompt), tuple(ids), weights=(1.0,) * len(ids)))
         return made
 
@@ -197,7 +197,7 @@ class Real:
         from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
         from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
         from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
-        from alphazero_llm_trainer.runs.fit import minibatches
+        from alphazero_llm_trainer.runs.fit import draw_minibatches
         from alphazero_llm_trainer.runs.saving import save_student
 
         out, kept = work / arm / "student", work / arm / "kept"
@@ -222,7 +222,7 @@ class Real:
         if (kept / "updates.json").is_file():
             start = read(kept / "updates.json")["updates"]
             learner.restore(kept / str(start), start)
-        drawn = minibatches([[row] for row in rows], BATCH, SEED)
+        drawn = draw_minibatches([[row] for row in rows], BATCH, SEED)
         for number, batch in islice(enumerate(drawn, 1), start, updates):
             began = time.monotonic()
             said = learner.update(batch)
@@ -250,7 +250,10 @@ def measure(arm: str, model: Path, args: argparse.Namespace) -> Line:
     made = {"validation_mean": sum(counts) / len(counts), "validation": counts}
     made["validation_greedy"] = drawn["rows"][0]["accuracy"]
     outcomes = answered(seed, f"{arm}, test", model, "test", TEST)["rows"][0]["outcomes"]
-    made |= {"test": triple(wilson(outcomes.count("1"), len(outcomes))), "outcomes": outcomes}
+    made |= {
+        "test": interval_triple(wilson(outcomes.count("1"), len(outcomes))),
+        "outcomes": outcomes,
+    }
     made["device"] = device()
     (args.work / f"{arm}.json").write_text(json.dumps(made))
     return made
@@ -290,7 +293,7 @@ def page(args: argparse.Namespace) -> None:
             for key, what in (("outcomes", "test"), ("validation", "validation")):
                 if key in before:
                     values = [list(map(float, one[key])) for one in (arms[arm], before)]
-                    arms[arm][f"{what}_less_{name}"] = triple(paired_bootstrap(*values))
+                    arms[arm][f"{what}_less_{name}"] = interval_triple(paired_bootstrap(*values))
     provenance.write(args.out, facts)
 
 

@@ -29,13 +29,13 @@ EXAMPLES = provenance.ROOT / "examples"
 sys.path.append(str(EXAMPLES))
 
 import horn  # noqa: E402
-from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, distances, half  # noqa: E402
+from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, half  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats  # noqa: E402
-from alphazero_llm_trainer.eval.results import triple  # noqa: E402
+from alphazero_llm_trainer.eval.results import interval_triple  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.verifiers import Product  # noqa: E402
@@ -89,12 +89,12 @@ def noisy_distance(spread: float, discount: float) -> Value:
     """`discount` to the power of the flips that a row needs, which are `spread` off in the mean."""
 
     def value(problem: Problem, steps: Sequence[str]) -> float:
-        row, _ = pancake.read_question(problem.question)
-        after = pancake.play(row, steps)
-        if after is None or after == pancake.in_order(row):
+        row, _ = pancake.read_row(problem.question)
+        after = pancake.play_flips(row, steps)
+        if after is None or after == pancake.sort_row(row):
             return float(after is not None)
         noise = spread * Random(f"{problem.id} {after} noise").gauss(0, 1)
-        return discount ** max(distances(len(row))[after] + noise, 0.3)
+        return discount ** max(pancake.flip_distances(len(row))[after] + noise, 0.3)
 
     return value
 
@@ -170,7 +170,7 @@ def gate(cells: dict[tuple[str, str], Cell]) -> dict[str, Any]:
     for value in ("exact", "noisy"):
         key = best((value,))
         gain = paired_bootstrap(cells[key].right, cells[alone].right, groups=cells[key].groups)
-        found[value] = {"search": key[1], "less_without": triple(gain)}
+        found[value] = {"search": key[1], "less_without": interval_triple(gain)}
     return found
 
 

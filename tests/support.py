@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from alphazero_llm_trainer.config.load import Config, load_training
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.prefix_tree import ROOT
+from alphazero_llm_trainer.engine.prefix_tree import ROOT_NODE
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.learning.collector import Collector
-from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.prepared import Prepared
 from alphazero_llm_trainer.learning.rounds import Rounds
 from alphazero_llm_trainer.learning.size import RunSize
@@ -106,7 +106,7 @@ def check_tree(tree):
     """Links, locks and the free list of a prefix tree agree with each other."""
     free = set(tree.free)
     assert len(free) == len(tree.free), "a node is in the free list twice"
-    seen, stack = 1, [ROOT]
+    seen, stack = 1, [ROOT_NODE]
     while stack:
         node = stack.pop()
         for token, child in tree.children[node].items():

@@ -7,12 +7,15 @@ from typing import Any
 
 from ..config.load import Config
 from ..engine.protocol import StepPolicy, ValueFunction, Verifier
+from ..mcts.choose import Reading
 from ..mcts.driver import Search
 from ..mcts.expansion import Advisor, Evaluate, TokenPolicy
 from ..policy.proposals import policy_of
 from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..rewards.terminal import finished_earns_one, make_evaluate
+from ..rewards.turns import TurnPolicy
+from ..types import Problem
 
 
 def answer_search(
@@ -40,6 +43,10 @@ def answer_search(
         evaluate = None
     elif perplexity is not None and config.rewards.pre_weight > 0:
         evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    reading: Callable[[Problem], Reading] = reading_of
+    if isinstance(policy, TurnPolicy):
+        evaluate = None if value is not None else policy.earn_one
+        reading = policy.reading
     return Search(
         policy_of(student, settings) if policy is None else policy,
         evaluate,
@@ -49,5 +56,5 @@ def answer_search(
         value=value,
         grading=grading,
         verifier=verifier,
-        reading=reading_of,
+        reading=reading,
     )

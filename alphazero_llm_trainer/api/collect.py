@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import load_training
 from ..config.refusals import refuse_conflicts
 from ..learning.collector import Collector
-from ..learning.methods.registry import method_of
+from ..learning.methods.by_name import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
+from ..problems.registry import refuse_worlds
 from ..tree.graded import GradedTree
-from .settings import Problems, Reward, address_of, configured, outside_loops, reward_address
+from .settings import Problems, Reward, address_of, configure_call, outside_loops, reward_address
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,8 @@ def collect(
         "rewards.use_student_model": False,
         "seed": seed,
     }
-    resolved, folder = configured(model, config, arguments, load_training)
+    resolved, folder = configure_call(model, config, arguments, load_training)
+    refuse_worlds(resolved, "collect")
     tasks = tasks_of(resolved, split, num, start)
 
     def call() -> list[GradedTree]:

@@ -14,15 +14,15 @@ from ..eval.names import METHOD_NAMES
 from ..eval.results import EvalFolder
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import Source
-from ..report.evaluation import result_text, silent
-from ..report.folder import write_report
-from ..report.page import framed
+from ..report.eval_page import evaluation_text, warn_missing
+from ..report.folder_page import write_report
+from ..report.html import frame_page
 from .settings import (
     Display,
     Problems,
     Reward,
     address_of,
-    configured,
+    configure_call,
     outside_loops,
     progress_of,
     reward_address,
@@ -53,11 +53,11 @@ class Table:
         return (self.folder / "report.html").read_text(encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        return framed(self.plot())
+        return frame_page(self.plot())
 
     def __repr__(self) -> str:
-        short = silent(self.facts)
-        return result_text(self.facts) + ("" if short is None else f"\n{short}")
+        short = warn_missing(self.facts)
+        return evaluation_text(self.facts) + ("" if short is None else f"\n{short}")
 
 
 def evaluate(
@@ -108,7 +108,7 @@ def evaluate(
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
     guided = partial(load_answering, guided=value is not None and verifier == "none")
-    resolved, folder = configured(model, config, arguments, guided)
+    resolved, folder = configure_call(model, config, arguments, guided)
     problems = resolved.problems.source if problems == "auto" else problems
     several = not isinstance(problems, str | Source) and all(
         isinstance(address, str) for address in problems
@@ -135,14 +135,16 @@ def evaluate(
     def call() -> Table:
         with progress_of(progress) as shown, Stop(shown) as stop:
             try:
-                return execute(work, resolved, folder, student, named, resume, command, shown, stop)
+                return run_evaluation(
+                    work, resolved, folder, student, named, resume, command, shown, stop
+                )
             except StoppedError as error:
                 raise KeyboardInterrupt from error
 
     return outside_loops(call)
 
 
-def execute(
+def run_evaluation(
     work: Evaluation,
     config: Config,
     path: Path | None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,24 +14,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..answering.searches import answer_search
 from ..answering.students import answering_student
 from ..chat.remote import RemoteStudent
-from ..config.load import GUIDED, Config, check_read, load_answering, resolve_name
+from ..config.load import GUIDED_SEARCH, Config, check_read, load_answering, resolve_name
 from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
-from ..eval.verifiers import load_verifier
+from ..eval.named_verifiers import load_verifier
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.registry import open_source
-from ..problems.rows import check_text
-from ..report.page import framed
+from ..problems.registry import open_source, source_of
+from ..problems.row_columns import check_text
+from ..report.html import frame_page
 from ..rewards.perplexity import Perplexity
+from ..rewards.turns import TurnPolicy, steps_for
 from ..tree.arena import Tree
-from ..types import Problem
+from ..types import Problem, Task
 from ..viewer.page import tree_page
-from ..viewer.record import pieces
-from .settings import Display, configured, outside_loops, progress_of
+from ..viewer.record import token_pieces
+from .settings import Display, configure_call, outside_loops, progress_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -60,10 +62,10 @@ class Searched(SearchResult):
             "cost": self.cost.as_dict(),
             "tree": self.tree.to_dict(),
         }
-        return record | {"pieces": pieces(record, self.decode, {})}
+        return record | {"pieces": token_pieces(record, self.decode, {})}
 
     def _repr_html_(self) -> str:
-        return framed(tree_page(self.record, title="search"))
+        return frame_page(tree_page(self.record, title="search"))
 
 
 def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) -> Student:
@@ -77,7 +79,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
         CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the
             fix.
     """
-    resolved, folder = configured(model, config, {}, load_answering)
+    resolved, folder = configure_call(model, config, {}, load_answering)
     resolved = with_context(resolved)
     return outside_loops(
         lambda: answering_student(
@@ -134,7 +136,7 @@ def search(
         arguments |= {"engine.backend": "openai", "engine.openai.base_url": base_url}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
     load = partial(load_answering, guided=value is not None)
-    resolved, folder = configured(model, config, arguments, load)
+    resolved, folder = configure_call(model, config, arguments, load)
     problem = (
         Problem("question", question, open_source(resolved).name)
         if isinstance(question, str)
@@ -144,7 +146,7 @@ def search(
 
     def call() -> Searched:
         with progress_of(progress) as shown:
-            return find(problem, resolved, folder, student, shown)
+            return answer_question(problem, resolved, folder, student, shown)
 
     return outside_loops(call)
 
@@ -180,23 +182,48 @@ def with_own_value(
     if judged:
         return config, used, "calculator" if used is None else "calculator+value"
     guided = {"value": str(own)} | {
-        key: choice for key, choice in GUIDED["search"].items() if f"search.{key}" not in config.own
+        key: choice
+        for key, choice in GUIDED_SEARCH["search"].items()
+        if f"search.{key}" not in config.own
     }
-    return config.changed(search=guided), None, None
+    return config.with_values(search=guided), None, None
 
 
-def find(
+def turns_in(
+    problem: Problem, config: Config, student: Any, task: Task | None
+) -> TurnPolicy | None:
+    """What proposes turns in a problem's world, which sees no gold; None where it has no world."""
+    source = source_of(problem)
+    turns = steps_for(student, config.search, [source]) if source.worlds else None
+    if isinstance(turns, TurnPolicy):
+        if task is not None:
+            turns.tasks[problem.id] = replace(task, gold="", others=())
+        return turns
+    return None
+
+
+async def search_within(
+    turns: TurnPolicy | None, search: Awaitable[SearchResult], problem: Problem
+) -> SearchResult:
+    """The result of a search, which runs in the problem's episode where it has one."""
+    async with nullcontext() if turns is None else turns.episode(problem):
+        return await search
+
+
+def answer_question(
     problem: Problem,
     config: Config,
     folder: Path | None,
     student: Student | None,
     progress: Progress,
     heard: Callable[[int, str], None] | None = None,
+    task: Task | None = None,
 ) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches
     one problem.
 
-    On `progress` the simulations are counted; `heard` is `RemoteStudent`'s.
+    On `progress` the simulations are counted; `heard` is `RemoteStudent`'s. `task` has the columns
+    that the problem's world begins with, if any.
     """
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
@@ -223,6 +250,7 @@ def find(
         if config.rewards.use_student_model and remote is None
         else None
     )
+    turns = turns_in(problem, config, student, task)
     value = None
     if config.search.value is not None:
         from ..policy.critic import load_value
@@ -234,18 +262,17 @@ def find(
     tree = Tree()
     with Stop(progress) as stop:
 
-        def asked() -> bool:
+        def ask_stop() -> bool:
             """Whether to stop; the search asks before each simulation."""
             progress.at(len(tree.simulations))
             return stop()
 
-        search = answer_search(student, config, perplexity, asked, value, verifier=verifier)
-        progress.start(
-            config.search.simulations,
-            unit="simulation",
-            held="after the simulation in hand",
+        search = answer_search(
+            student, config, perplexity, ask_stop, value, policy=turns, verifier=verifier
         )
-        result = asyncio.run(search.run(problem, config.seed, tree))
+        held = "after the simulation in hand"
+        progress.start(config.search.simulations, unit="simulation", held=held)
+        result = asyncio.run(search_within(turns, search.run(problem, config.seed, tree), problem))
         progress.at(len(tree.simulations))
         progress.stop()
     if remote is not None and (word := remote.word):

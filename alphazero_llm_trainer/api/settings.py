@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.load import Config, load_config, nested, read_problems
+from ..config.load import Config, load_config, nest_key, read_problems
 from ..engine.step_ends import step_ends
 from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import with_model
-from ..problems.registry import from_tasks, hold
+from ..problems.registry import from_tasks, hold_source
 from ..problems.source import Source
 from ..rewards.custom import Function, name_reward
 from ..types import Task
@@ -32,7 +32,7 @@ Display = bool | Callable[[str], None]
 T = TypeVar("T")
 
 
-def configured(
+def configure_call(
     model: str | Path | Student,
     config: Mapping[str, Any] | None,
     arguments: Mapping[str, Any],
@@ -49,8 +49,8 @@ def configured(
         load: what resolves them.
         key: the key that such a folder goes to as well.
     """
-    layers = [nested(name, value) for name, value in (config or {}).items()]
-    layers += [nested(name, value) for name, value in arguments.items() if value is not None]
+    layers = [nest_key(name, value) for name, value in (config or {}).items()]
+    layers += [nest_key(name, value) for name, value in arguments.items() if value is not None]
     if isinstance(model, str | Path):
         return with_model(str(model), layers, lambda overrides: load(overrides=overrides), key)
     from ..policy.student import Student
@@ -78,10 +78,10 @@ def address_of(problems: Problems) -> str:
     if isinstance(problems, str):
         return problems
     if isinstance(problems, Source):
-        return hold(problems)
+        return hold_source(problems)
     source = from_tasks(problems, read_problems(source="tasks"))
     source.reads = ()  # it was read before any configuration
-    return hold(source)
+    return hold_source(source)
 
 
 def reward_address(reward: Reward) -> str | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, nested, resolve_name, user_layers
+from ..config.load import Config, nest_key, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
-from ..files import flat
+from ..files import flatten_keys
 from ..live import Progress, Stop, StoppedError
 from ..problems.registry import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
@@ -22,7 +22,7 @@ from .settings import (
     Problems,
     Reward,
     address_of,
-    configured,
+    configure_call,
     outside_loops,
     progress_of,
     reward_address,
@@ -69,18 +69,18 @@ class TrainingRun:
         return RunFolder(self.folder).student
 
     def __repr__(self) -> str:
-        from ..report.training import result_text
+        from ..report.training import training_text
 
         if not self.finished:
             return f"stopped in {self.folder}; resume=True goes on"
-        return result_text(dict(self.card), RunFolder(self.folder).read_metrics())
+        return training_text(dict(self.card), RunFolder(self.folder).read_metrics())
 
     def _repr_html_(self) -> str:
         """The report, in a notebook."""
-        from ..report.folder import parts_of
-        from ..report.page import framed, page
+        from ..report.folder_page import folder_parts
+        from ..report.html import frame_page, make_page
 
-        return framed(page(self.folder.name, parts_of(self.folder)))
+        return frame_page(make_page(self.folder.name, folder_parts(self.folder)))
 
 
 def interval_of(facts: Mapping[str, float] | None) -> Interval | None:
@@ -144,12 +144,12 @@ def train(
             f"model is a {type(model).__name__}: "
             "training loads its own, give a name, a folder or a hub id"
         )
-    resolved, _ = configured(model, config, arguments, load_run, "train.student")
+    resolved, _ = configure_call(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
     asked = arguments | {
         key: value
         for name, setting in (config or {}).items()
-        for key, value in flat(nested(name, setting))
+        for key, value in flatten_keys(nest_key(name, setting))
     }
     if problems == "auto":
         asked["problems.source"] = None
@@ -160,16 +160,16 @@ def train(
         config, folder = resolved, None if named is None else RunFolder(named)
         if resume:
             keys = [key for key, value in asked.items() if value is not None]
-            folder, config = resumed(resolved, named, keys)
+            folder, config = resume_run(resolved, named, keys)
         elif folder is not None:
             folder.check_free("out", "add resume=True to go on with it")
         with progress_of(progress) as shown, Stop(shown) as stop:
-            return execute(config, folder, resume, shown, stop)
+            return run_training(config, folder, resume, shown, stop)
 
     return outside_loops(call)
 
 
-def resumed(asked: Config, out: Path | None, named: Iterable[str]) -> tuple[RunFolder, Config]:
+def resume_run(asked: Config, out: Path | None, named: Iterable[str]) -> tuple[RunFolder, Config]:
     """The run to go on with, `out` or the newest one, and the configuration that it began with.
 
     Raises AlphaZeroError where there is none, or `asked` has another value of a key that is
@@ -199,7 +199,7 @@ def check_session(config: Config, folder: Path) -> None:
         )
 
 
-def execute(
+def run_training(
     config: Config,
     folder: RunFolder | None,
     resume: bool,
@@ -211,7 +211,7 @@ def execute(
     `train.checkpoint_dir`). A finished run that is resumed is left as it is. `loading` is called
     before PyTorch is loaded.
     """
-    from ..report.folder import write_report
+    from ..report.folder_page import write_report
 
     if folder is not None and resume and "after" in (over := folder.read_card()):
         write_report(folder.path)  # a crash after the last weights may have left none
@@ -221,7 +221,7 @@ def execute(
     config = prepared.config
     check_start(config, loading)
     from ..learning.ranks import open_ranks
-    from ..runs.train import Run
+    from ..runs.run import Run
 
     ranks = open_ranks(config, prepared.method)
     with ExitStack() as held:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..report.page import framed
+from ..report.html import frame_page
 from ..report.trees import TreeReader, records_of
 from ..tree.arena import Tree
 from ..tree.extract import Trajectory, trajectories
@@ -46,7 +46,7 @@ class SavedTree:
         tokenizer is there.
         """
         record = dict(self.record)
-        return framed(
+        return frame_page(
             tree_page(record if self.path is None else reader_of(self.path)(record), title=self.key)
         )
 

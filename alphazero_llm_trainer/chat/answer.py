@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ..errors import TeacherError
 from ..grading.answers import without_thinking
 from ..types import Cost
-from .reply import BrokenOff, Sampled, UsageBody, json_of, mapping
+from .reply import BrokenOff, Sampled, UsageBody, as_mapping, json_of
 
-BUDGET = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
+BUDGET_SPENT = "budget"  # the kind of a call that was not sent: `teachers.budget` is spent
 RESTS = "rests"  # of a call that was not sent: the model failed too often in a row
 UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
@@ -67,7 +67,7 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
         why = CallError("length", f"{name} only thought: raise teachers.max_tokens")
     elif not text.strip():
         why = CallError("empty", f"{name} answered without content")
-    return ChatAnswer(text, UsageBody.read(mapping(event).get("usage")), why)
+    return ChatAnswer(text, UsageBody.read(as_mapping(event).get("usage")), why)
 
 
 def status_error(status: int, name: str) -> CallError:

@@ -14,7 +14,7 @@ from ..engine.protocol import TeacherLedger
 from ..errors import DataError
 from ..files import write_json
 from ..types import Cost
-from .answer import BUDGET, RESTS, CallError
+from .answer import BUDGET_SPENT, RESTS, CallError
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Ledgers:
         """The ledger of the teacher `name`."""
         return self.by_name.setdefault(name, TeacherLedger())
 
-    def spent(self) -> dict[str, float]:
+    def sum_spending(self) -> dict[str, float]:
         """What counts against the budget: dollars, tokens (prompt and completion) and calls."""
         costs = [ledger.cost for ledger in self.by_name.values()]
         return {
@@ -52,14 +52,14 @@ class Ledgers:
 
     def begin(self, name: str) -> None:
         """Count a call that is about to be sent. Raises CallError where the budget is spent."""
-        for unit, taken in self.spent().items():
+        for unit, taken in self.sum_spending().items():
             limit = getattr(self.limits, unit)
             if limit is not None and taken >= limit:
                 why = f"teachers.budget.{unit} is spent: {taken:g} of {limit:g}"
                 if not self.refused:
                     log.warning("%s: the student goes on without teachers", why)
                 self.refused += 1
-                raise CallError(BUDGET, why)
+                raise CallError(BUDGET_SPENT, why)
         self.of(name).calls += 1
         self._save()
 
@@ -69,15 +69,15 @@ class Ledgers:
         self.session.setdefault(name, Cost()).add(cost)
         self._save()
 
-    def used(self, name: str, gain: float) -> None:
+    def count_use(self, name: str, gain: float) -> None:
         """Count a proposal that the search took in, with its gain in [0, 1]."""
         self.of(name).used += 1
         self.of(name).value += gain
         self._save()
 
-    def failed(self, name: str, error: CallError) -> None:
+    def count_failure(self, name: str, error: CallError) -> None:
         """Count a failure of a call that was sent, and log the first of each kind."""
-        if error.kind in (BUDGET, RESTS):
+        if error.kind in (BUDGET_SPENT, RESTS):
             return
         failures = self.of(name).failures
         if error.kind not in failures:
@@ -100,7 +100,7 @@ class Ledgers:
     def as_dict(self) -> dict[str, Any]:
         """For run.json: the limits, what counts against them, and how many calls were refused."""
         limits = self.limits.model_dump(mode="json")
-        return {"limits": limits, "spent": self.spent(), "refused": self.refused}
+        return {"limits": limits, "spent": self.sum_spending(), "refused": self.refused}
 
     def _save(self) -> None:
         if self._path is not None:

@@ -16,15 +16,15 @@ from ..types import Cost
 from .answer import RESTS, CallError, ChatAnswer, read_answer, status_error
 from .budget import Ledgers
 from .reply import UsageBody
-from .server import Asking, Connection, price
+from .server import Asking, ServerConnection, price_tokens
 
 if TYPE_CHECKING:
     import openai
 
 log = logging.getLogger(__name__)
 
-MOST_CALLS = 8  # under way at once
-RETRIES = 3  # after time-outs, cut connections, 408, 409, 429 and 5xx
+TEACHER_CALLS = 8  # under way at once
+TEACHER_RETRIES = 3  # after time-outs, cut connections, 408, 409, 429 and 5xx
 MOST_FAILURES = 10  # calls in a row without an answer, after which a model rests
 
 Message = dict[str, str]
@@ -37,7 +37,9 @@ class Endpoint:
         self.base_url, self.settings = base_url, settings
         self.ledgers = Ledgers(settings.budget)
         timeout = settings.timeout_seconds
-        self.connection = Connection(base_url, key, RETRIES, MOST_CALLS, timeout=timeout)
+        self.connection = ServerConnection(
+            base_url, key, TEACHER_RETRIES, TEACHER_CALLS, timeout=timeout
+        )
         self._sessions = 0
 
     @asynccontextmanager
@@ -149,7 +151,7 @@ class ChatClient:
         priced = limits.dollars is not None and model.prompt_cost + model.completion_cost > 0
         if usage is not None:
             usage.count(cost)
-            cost.dollars = price(cost, model) if usage.cost is None else usage.cost
+            cost.dollars = price_tokens(cost, model) if usage.cost is None else usage.cost
         elif priced or limits.tokens is not None:
             self._closed = CallError(
                 "no usage",

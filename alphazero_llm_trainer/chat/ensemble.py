@@ -81,7 +81,7 @@ class TeacherEnsemble:
             try:
                 return await teacher.propose(problem, steps, direction, seed + number)
             except CallError as error:
-                self.ledgers.failed(teacher.name, error)
+                self.ledgers.count_failure(teacher.name, error)
         return None
 
     def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
@@ -91,4 +91,4 @@ class TeacherEnsemble:
         """
         gain = student - value if proposal.direction is Direction.WRONG else value - student
         name = proposal.source.removeprefix("teacher:")
-        self.ledgers.used(name, (max(-1.0, min(1.0, gain)) + 1.0) / 2.0)
+        self.ledgers.count_use(name, (max(-1.0, min(1.0, gain)) + 1.0) / 2.0)

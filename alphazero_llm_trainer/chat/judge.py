@@ -20,7 +20,7 @@ RUBRIC = (
     "leads to the answer of the problem, 0 where it is wrong, and between them where you doubt. "
     "Check each calculation and each number against the problem."
 )
-FORM = "Think briefly if you must. End your reply with a line `SCORE: x`, x from 0 to 1."
+SCORE_FORM = "Think briefly if you must. End your reply with a line `SCORE: x`, x from 0 to 1."
 SCORE = re.compile(r"score\W{0,4}\s*(1(?:\.0+)?|0?\.\d+|0)(?![\d.]*\d)", re.IGNORECASE)
 
 
@@ -72,14 +72,16 @@ class Judge:
             if not scores:
                 raise CallError(UNUSABLE, f"{self.name} said no SCORE from 0 to 1")
         except CallError as error:
-            self.client.ledgers.failed(self.name, error)
+            self.client.ledgers.count_failure(self.name, error)
             raise
         return float(scores[-1])
 
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        """See `Verifier`."""
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
+        that the policy read.
+        """
         texts = ["".join(step.text for step in steps[: at + 1]) for at in range(len(steps))]
         asked = (self.score(problem.question, text) for text in texts)
         scores = await asyncio.gather(*asked, return_exceptions=True)
@@ -92,7 +94,7 @@ class Judge:
 
     async def reply(self, question: str, response: str) -> str:
         """What the judge says of a response's last step. Raises CallError where it says nothing."""
-        asked = f"Problem:\n{question}\n\nSolution so far:\n{response}\n\n{FORM}"
+        asked = f"Problem:\n{question}\n\nSolution so far:\n{response}\n\n{SCORE_FORM}"
         messages = [{"role": "system", "content": self.rubric}, {"role": "user", "content": asked}]
         async with self.client.endpoint.session():
             return await self.client.complete(messages, temperature=0.0)

@@ -12,7 +12,7 @@ from ..engine.protocol import TeacherLedger, TeacherProposal
 from ..types import Direction, Opening, Problem
 from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
-from .server import GOING_ON
+from .server import CONTINUE_FIELDS
 
 MAX_STEP_CHARACTERS = 300
 
@@ -31,7 +31,7 @@ ASKS = {
         "to find it. Don't mark it as wrong."
     ),
 }
-_LABEL = re.compile(
+_REPLY_LABEL = re.compile(
     r"(?:#{1,3}\s+|>\s+|[-*•]\s+|\(?\d{1,2}[.)]\s+|(?:the\s+)?(?:next\s+)?(?:step"
     r"|line)\s*\d*\s*[:.)]\s*)",
     re.IGNORECASE,
@@ -53,7 +53,7 @@ def parse_step(text: str) -> str | None:
         if line.startswith("```"):
             continue
         line = line.strip("`*\"' ")
-        while label := _LABEL.match(line):
+        while label := _REPLY_LABEL.match(line):
             line = line[label.end() :]
         line = " ".join(line.strip("`*\"' ").split())
         if not line or line.endswith(":"):
@@ -122,7 +122,7 @@ class ContinuingTeacher(OpenAITeacher):
         more: dict[str, Any] = {"stop": ["\n"]} if self._stops else {}
         if steps:
             messages.append({"role": "assistant", "content": "\n".join(steps) + "\n"})
-            more["extra_body"] = GOING_ON
+            more["extra_body"] = CONTINUE_FIELDS
         text = await self.client.complete(messages, seed=seed, **more)
         line = text.strip().partition("\n")[0].strip()
         return line if 0 < len(line) <= MAX_STEP_CHARACTERS else None
@@ -133,7 +133,7 @@ class TerminalChecker(RemoteModel):
     failure.
     """
 
-    async def finished(self, problem: Problem, response: str, rule: bool) -> bool:
+    async def is_finished(self, problem: Problem, response: str, rule: bool) -> bool:
         """Whether `response` is finished; `rule` is what the search's own rule says."""
         asked = (
             f"Problem: {problem.question}\n\nSolution so far:\n{response}\n\nDoes the solution so "
@@ -147,6 +147,6 @@ class TerminalChecker(RemoteModel):
             if not words:
                 raise CallError(UNUSABLE, f"{self.name} said neither FINISHED nor UNFINISHED")
         except CallError as error:
-            self.client.ledgers.failed(self.name, error)
+            self.client.ledgers.count_failure(self.name, error)
             return rule
         return bool(words[-1] == "finished")

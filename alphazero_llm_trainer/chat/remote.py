@@ -22,9 +22,9 @@ from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking
 from ..types import NOTHING, Continuation, Cost, Opening, Problem, Step, text_of
+from .chat_steps import ServedSteps, chat_of
 from .reply import Token
-from .server import SPARE, SYSTEM, ChatServer, Message
-from .steps import ServedSteps, chat_of
+from .server import SPARE, SYSTEM, ChatServer, RequestMessage
 
 UNKNOWN = 1 << 20  # tokens of a context that the server doesn't tell
 # Nats of a step whose probability the server doesn't tell: the same for all, and next to none, so
@@ -113,7 +113,7 @@ class RemoteStudent:
     silences: Counter[str] = field(default_factory=Counter)  # what came in place of text
     letters: int = 0  # of all samples
     folder: None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[RequestMessage, ...] = ()
 
     @property
     def title(self) -> str:
@@ -195,7 +195,7 @@ def silence_of(text: str, thought: bool, finish: str | None, new: bool) -> str |
     return "thinking" if thought or new else "empty"
 
 
-def behind(tokens: Sequence[Token], length: int) -> list[Token]:
+def tokens_after(tokens: Sequence[Token], length: int) -> list[Token]:
     """The tokens after the first `length` bytes of their text; none where a token lies across."""
     for at, (text, _) in enumerate(tokens):
         if length <= 0:
@@ -221,13 +221,13 @@ class RemoteSteps(ServedSteps):
         self.silent: Counter[str] = Counter()  # by problem: replies in a row that say nothing
 
     async def greet(self, steps: Sequence[Step]) -> None:
-        """See `ChatServer.greet`."""
+        """Learn once what the server can do, by two requests of one token."""
         await self.student.engine.server.greet()
 
     async def draw(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """See `ServedSteps`; samples that say nothing are counted."""
+        """The samples, side by side. Samples that say nothing are counted."""
         drawn, cost = await super().draw(problem, steps, wanted)
         for continuation in drawn:
             self.count_silence(problem, continuation.why)
@@ -247,7 +247,7 @@ class RemoteSteps(ServedSteps):
     async def sample(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> Continuation:
-        """See `ServedSteps`."""
+        """One continuation of `steps`, whose cost is added to `cost`."""
         student, before, limits = self.student, text_of(steps), wanted.limits
         server, number = student.engine.server, student.draws
         asked = {"role": "user", "content": problem.question}
@@ -293,7 +293,7 @@ class RemoteSteps(ServedSteps):
         student.letters += len(text) + len(thought)
         new = self._new(text, before)
         if new != text:
-            tokens = behind(
+            tokens = tokens_after(
                 tokens, len(text.encode(errors="replace")) - len(new.encode(errors="replace"))
             )
         why = silence_of(before + new, bool(thought), finish, bool(new.strip()))

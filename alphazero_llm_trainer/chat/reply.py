@@ -19,7 +19,7 @@ from ..types import Cost
 
 BOM = b"\xef\xbb\xbf"  # of UTF-8, that a reply may begin with
 DONE = b"[DONE]"  # what ends a stream; no JSON is bytes
-MOST_BYTES = 1 << 24  # of an event
+EVENT_BYTES = 1 << 24  # of an event
 # What servers call the end of a reply, in small letters: every other name is "stop".
 ENDS = {
     "length": "length max_tokens max_new_tokens max_output_tokens model_length error_limit "
@@ -36,11 +36,11 @@ KEPT_APART = re.compile("think|thought|reason", re.IGNORECASE)  # the kind of a 
 REQUESTS = re.compile(r"context|filter|policy|invalid|bad_?request|40[04]|413|422", re.IGNORECASE)
 
 Token = tuple[bytes, float]  # its text in UTF-8, and its log-probability (nats)
-Count = Annotated[int, Field(ge=0, le=10**9)]
+ReplyCount = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class DetailsBody(BaseModel):
-    cached_tokens: Count | None = None
+    cached_tokens: ReplyCount | None = None
 
 
 class UsageBody(BaseModel):
@@ -48,8 +48,8 @@ class UsageBody(BaseModel):
     charges.
     """
 
-    prompt_tokens: Count
-    completion_tokens: Count
+    prompt_tokens: ReplyCount
+    completion_tokens: ReplyCount
     prompt_tokens_details: DetailsBody | None = None
     cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # dollars
 
@@ -116,19 +116,19 @@ class Sampled:
 
     def read(self, event: Any) -> Part:
         """The next piece, or a whole reply where that came. Raises BrokenOff for a failure."""
-        body = mapping(event)
-        choice = next(filter(None, objects(body.get("choices"))), {})
-        fail(body, choice)
+        body = as_mapping(event)
+        choice = next(filter(None, as_objects(body.get("choices"))), {})
+        raise_failure(body, choice)
         usage = UsageBody.read(body.get("usage"))
-        message = mapping(choice.get("delta"))
+        message = as_mapping(choice.get("delta"))
         if not message and not self.length:
-            message = mapping(choice.get("message"))
+            message = as_mapping(choice.get("message"))
             self.done = bool(message)
         content = message.get("content")
         text, hidden = read_text(content)
         thoughts = (read_text(message[name]) for name in THOUGHTS if message.get(name))
         hidden += "".join(next(thoughts, ("", "")))
-        google = mapping(mapping(message.get("extra_content")).get("google"))
+        google = as_mapping(as_mapping(message.get("extra_content")).get("google"))
         if google.get("thought"):
             text, hidden = "", hidden + text
         if message.get("tool_calls") or message.get("function_call"):
@@ -137,7 +137,7 @@ class Sampled:
             self.instead = "content_filter"
         said_nothing = bool(content) and not text + hidden
         self.odd += said_nothing or (usage is None and not choice)
-        listed = objects(mapping(choice.get("logprobs")).get("content"))
+        listed = as_objects(as_mapping(choice.get("logprobs")).get("content"))
         tokens = [*map(read_token, listed)]
         self.length += len(text) + len(hidden)
         self.shown = self.shown or bool(text)
@@ -155,14 +155,14 @@ class Sampled:
         return Part(text, known, hidden, finish)
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
     """A JSON object, empty where it is none."""
     return value if isinstance(value, dict) else {}
 
 
-def objects(value: Any) -> list[dict[str, Any]]:
-    """A JSON list's objects, empty ones for what is none; nothing where it is no list."""
-    return [*map(mapping, value)] if isinstance(value, list) else []
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    """The items of a JSON list, {} for each that is no object; [] where `value` is no list."""
+    return [*map(as_mapping, value)] if isinstance(value, list) else []
 
 
 def read_text(content: Any) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def read_text(content: Any) -> tuple[str, str]:
     if isinstance(content, list):
         parts = [read_text(part) for part in content]
         return "".join(text for text, _ in parts), "".join(hidden for _, hidden in parts)
-    part = mapping(content)
+    part = as_mapping(content)
     inner = ("text", "content", "summary", *THOUGHTS)
     key = next((key for key in inner if part.get(key)), None)
     if key is None:
@@ -197,39 +197,39 @@ def finish_of(reason: Any) -> str | None:
     """How a reply ended: a key of ENDS, "stop" for every other reason, or None where none is told.
     Servers name ends as they like.
     """
-    name = str(mapping(reason).get("type", reason) or "null").lower().partition(":")[0]
+    name = str(as_mapping(reason).get("type", reason) or "null").lower().partition(":")[0]
     return None if name == "null" else ENDED.get(name, "stop")
 
 
-def fail(body: dict[str, Any], choice: dict[str, Any]) -> None:
+def raise_failure(body: dict[str, Any], choice: dict[str, Any]) -> None:
     """Raise BrokenOff for a failure that is told in a reply."""
     failure = body.get("error") or choice.get("error")
     if not failure and "error" in (body.get("object"), body.get("type")):
         failure = body
     if not failure:
         return
-    about = mapping(failure)
-    broken = BrokenOff(printable(str(about.get("message") or failure)))
+    about = as_mapping(failure)
+    broken = BrokenOff(clean_words(str(about.get("message") or failure)))
     code = about.get("code")
     broken.final = REQUESTS.search(f"{code} {about.get('type')}") is not None
     broken.code = code if isinstance(code, int) else 500
     raise broken
 
 
-def printable(words: str) -> str:
+def clean_words(words: str) -> str:
     """A server's words on one short line, without what a terminal would obey."""
     return "".join(letter for letter in " ".join(words.split()) if letter.isprintable())[:200]
 
 
-async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def read_events(pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     """What server-sent events say, as JSON: DONE at their end, None for one that says nothing, and
     a failure as `{"error": ...}`. JSON that came in their place counts as one event.
 
     Raises BrokenOff where a JSON text breaks off.
     """
     held, whole, failing = bytearray(), False, False
-    async for line in lines_of(pieces):
-        if len(held) > MOST_BYTES:
+    async for line in reply_lines(pieces):
+        if len(held) > EVENT_BYTES:
             raise BrokenOff("an event doesn't end")
         name, _, value = line.partition(b":")
         value = value.strip()
@@ -269,15 +269,15 @@ def json_of(text: bytearray, failing: bool) -> Any:
         if failing:
             return {"error": text.decode(errors="replace")}
         raise BrokenOff("an event is no JSON") from error
-    return {"error": event} if failing and not mapping(event).get("error") else event
+    return {"error": event} if failing and not as_mapping(event).get("error") else event
 
 
-async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def reply_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The lines of a reply, without their ends. Raises BrokenOff for one that doesn't end."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > MOST_BYTES:
+        if len(rest) > EVENT_BYTES:
             raise BrokenOff("an event doesn't end")
         for line in lines:
             yield line.removeprefix(BOM).strip()

@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..config.sections import ADDRESS, OpenaiConfig, TeacherModel
 from ..errors import ConfigError, EngineError, RequestError, reason_of
 from ..types import Cost, in_first_question
-from .reply import DONE, BrokenOff, Part, Sampled, events, printable
+from .reply import DONE, BrokenOff, Part, Sampled, clean_words, read_events
 
 if TYPE_CHECKING:
     import openai
 
 # How vLLM, llama.cpp's server and `serve` go on from an assistant's message; Ollama does so
 # without.
-GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
+CONTINUE_FIELDS = {"continue_final_message": True, "add_generation_prompt": False}
 PROBE = "1"  # one token, of nearly every tokenizer
 SPARE = 2  # tokens: PROBE's, and where it isn't one
 THOUGHT = 8  # tokens that a template may open an answer with and leaves out of one that goes on
-REFUSALS = (400, 404, 413, 422)  # statuses of a request that the server doesn't take
-OPTIONAL = ("temperature", "seed", "stream_options", "top_p")  # what a request can do without
+REFUSED_STATUSES = (400, 404, 413, 422)  # statuses of a request that the server doesn't take
+# What a request can do without.
+OPTIONAL_FIELDS = ("temperature", "seed", "stream_options", "top_p")
 RENAMED = "max_completion_tokens"  # what some servers take for `max_tokens`
 SYSTEM = "system messages"  # what some chat templates have no place for, and how they say so
 NO_SYSTEM = re.compile(
@@ -42,21 +43,23 @@ NO_SYSTEM = re.compile(
 )
 FEW = re.compile(r"max_\w*tokens|output (token )?limit", re.IGNORECASE)  # a limit that is too low
 MOST_GREETED = 1024  # tokens of a greeting
-SEED_BITS = 31  # some servers take 32 bits with a sign
+SERVER_SEED_BITS = 31  # some servers take 32 bits with a sign
 URL_VARIABLE, LOCAL_URL = "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"
 
-MOST_CALLS = 32  # under way at once
-RETRIES = 6  # after 408, 409, 429 and 5xx by the openai package, and of a sample that breaks off
+SERVER_CALLS = 32  # under way at once
+SERVER_RETRIES = (
+    6  # after 408, 409, 429 and 5xx by the openai package, and of a sample that breaks off
+)
 PAUSE_SECONDS, LONGEST_PAUSE = 0.5, 8.0  # before it is begun again: twice as long each time
 GREETING_SECONDS = 5.0  # that a server may take to say which models it has
 SAMPLE_SECONDS = 1800.0  # of one sample
 MOST_TEXT = 64  # characters a token: more of them are no sample of `max_tokens`
 
 T = TypeVar("T")
-Message = Mapping[str, str]
+RequestMessage = Mapping[str, str]
 
 
-def price(cost: Cost, rates: OpenaiConfig | TeacherModel) -> float:
+def price_tokens(cost: Cost, rates: OpenaiConfig | TeacherModel) -> float:
     """What a reply's tokens cost at a model's rates, in dollars."""
     read = cost.prompt_tokens + cost.cached_tokens
     return (read * rates.prompt_cost + cost.sampled_tokens * rates.completion_cost) / 1e6
@@ -78,12 +81,14 @@ class Asking:
 
         left_out = set(self.left_out)
         while True:
-            kept = without(request, left_out)
+            kept = leave_out(request, left_out)
             try:
                 answer = await call(kept)
             except openai.APIStatusError as error:
                 refused = refused_of(kept, f"{error.message} {error.body}")
-                if refused is None or (refused != SYSTEM and error.status_code not in REFUSALS):
+                if refused is None or (
+                    refused != SYSTEM and error.status_code not in REFUSED_STATUSES
+                ):
                     raise
                 left_out.add(refused)
             else:
@@ -91,11 +96,13 @@ class Asking:
                 return answer
 
 
-def without(request: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+def leave_out(request: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
     """A request without what is left out of it: a limit by its other name, and a system prompt
     before the first question.
     """
-    kept = {key: value for key, value in request.items() if named(key, value) not in left_out}
+    kept = {
+        key: value for key, value in request.items() if name_parameter(key, value) not in left_out
+    }
     if "max_tokens" in left_out:
         kept[RENAMED] = request["max_tokens"]
     if SYSTEM in left_out:
@@ -103,7 +110,7 @@ def without(request: Mapping[str, Any], left_out: Collection[str]) -> dict[str, 
     return kept
 
 
-def named(key: str, value: Any) -> str:
+def name_parameter(key: str, value: Any) -> str:
     """A parameter's name, a temperature's with its value."""
     return f"{key} {value:g}" if key == "temperature" else key
 
@@ -114,13 +121,13 @@ def refused_of(request: Mapping[str, Any], words: str) -> str | None:
         return SYSTEM
     if "max_tokens" in request and RENAMED in words:
         return "max_tokens"
-    for key in OPTIONAL:
+    for key in OPTIONAL_FIELDS:
         if key in request and re.search(rf"\b{key}\b", words):
-            return named(key, request[key])
+            return name_parameter(key, request[key])
     return None
 
 
-class Connection:
+class ServerConnection:
     """The openai client of a server, and the gate of the calls under way. They belong to an event
     loop, and are made anew for another one.
 
@@ -195,7 +202,7 @@ class ChatServer:
         self.odd: Counter[str] = Counter()
         self._greeting: asyncio.Task[None] | None = None
         key = os.environ.get(settings.key_variable, "").strip()
-        self.connection = Connection(self.url, key, RETRIES, MOST_CALLS)
+        self.connection = ServerConnection(self.url, key, SERVER_RETRIES, SERVER_CALLS)
 
     @property
     def closes(self) -> bool:
@@ -207,14 +214,14 @@ class ChatServer:
 
     async def sample(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[RequestMessage],
         spent: Cost,
         *,
         temperature: float = 0.0,
         max_tokens: int = 1,
         seed: int = 0,
         going_on: bool = False,
-        retries: int = RETRIES,
+        retries: int = SERVER_RETRIES,
     ) -> AsyncGenerator[Part, None]:
         """One reply to `messages`, piece by piece; with `going_on` the rest of the last message.
         What it took is added to `spent`. A reply that breaks off is begun again.
@@ -229,14 +236,14 @@ class ChatServer:
             "temperature": temperature,
             "top_p": 1.0,
             "max_tokens": max_tokens,
-            "seed": seed % 2**SEED_BITS,
+            "seed": seed % 2**SERVER_SEED_BITS,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if self.logprobs:
             request["logprobs"] = True
         if going_on:
-            request["extra_body"] = GOING_ON
+            request["extra_body"] = CONTINUE_FIELDS
         for attempt in range(retries + 1):
             try:
                 async with aclosing(self._once(request, spent, max_tokens, retries)) as parts:
@@ -244,7 +251,7 @@ class ChatServer:
                         yield part
                 return
             except BrokenOff as error:
-                refused = refused_of(without(request, self.asking.left_out), str(error))
+                refused = refused_of(leave_out(request, self.asking.left_out), str(error))
                 if refused is not None:
                     self.asking.left_out.add(refused)
                 elif error.final:
@@ -295,7 +302,7 @@ class ChatServer:
 
                 reply = await self.asking(call, request)
                 try:
-                    async for event in events(reply.iter_bytes()):
+                    async for event in read_events(reply.iter_bytes()):
                         if event == DONE:
                             sample.done = True
                             break
@@ -308,7 +315,7 @@ class ChatServer:
                 except httpx.TransportError as error:
                     if isinstance(error, httpx.TimeoutException):
                         raise
-                    raise BrokenOff(printable(reason_of(error))) from error
+                    raise BrokenOff(clean_words(reason_of(error))) from error
             if sample.finish is None and sample.done:  # some name no reason
                 full = sample.cost.sampled_tokens >= max_tokens
                 sample.finish = "length" if full else sample.instead or "stop"
@@ -316,21 +323,21 @@ class ChatServer:
             sample.cost.sampled_tokens = max(sample.cost.sampled_tokens, 1)  # an end is a token
             self._check(sample, max_tokens)
         except openai.APIStatusError as error:
-            raise self._refused(error) from None  # the SDK's error repeats the server's page
+            raise self._read_refusal(error) from None  # the SDK's error repeats the server's page
         except RecursionError as error:
             raise BrokenOff("an event is nested too deeply") from error
         except (openai.APIError, httpx.HTTPError, TimeoutError) as error:
             raise self._unreachable(error) from error
         finally:
             cost = sample.cost
-            cost.dollars = cost.dollars or price(cost, self.settings)
+            cost.dollars = cost.dollars or price_tokens(cost, self.settings)
             self.cost.add(cost)
             spent.add(cost)
             self.odd["events without a meaning"] += sample.odd
 
     def _unreachable(self, error: Exception) -> EngineError:
         return EngineError(
-            f"the server at {self.url} can't be reached ({printable(reason_of(error))}): "
+            f"the server at {self.url} can't be reached ({clean_words(reason_of(error))}): "
             "start it, or correct --base-url"
         )
 
@@ -413,7 +420,7 @@ class ChatServer:
             pass  # it takes no such message
         self.known = True
 
-    async def _prompt(self, messages: Sequence[Message], **more: Any) -> int:
+    async def _prompt(self, messages: Sequence[RequestMessage], **more: Any) -> int:
         """How many tokens the server reads of `messages`; 0 where it doesn't tell."""
         spent = Cost()
         async for _ in self.sample(messages, spent, max_tokens=self.least, **more):
@@ -425,27 +432,27 @@ class ChatServer:
 
         try:
             client, _ = self.connection.open()
-            return printable(", ".join([card.id async for card in client.models.list()]))
+            return clean_words(", ".join([card.id async for card in client.models.list()]))
         except (openai.APIError, AttributeError, TypeError):
             return "no list of models"
 
-    def _refused(self, error: openai.APIStatusError) -> EngineError:
-        """A status as an error, with the server's own words, which are about the user's request."""
+    def _read_refusal(self, error: openai.APIStatusError) -> EngineError:
+        """An HTTP error status as an EngineError with the words of the server."""
         body = error.body if isinstance(error.body, dict) else {}
-        words = printable(str(body.get("message") or error.message))
+        words = clean_words(str(body.get("message") or error.message))
         if error.status_code == 401 or (error.status_code == 403 and not self.known):
             return EngineError(
                 f"the server at {self.url} refuses the key ({words}): put it into the variable "
                 f"{self.settings.key_variable}, or name another by engine.openai.key_variable"
             )
-        kind = RequestError if error.status_code in REFUSALS else EngineError
+        kind = RequestError if error.status_code in REFUSED_STATUSES else EngineError
         return kind(
             f"the server at {self.url} answers with HTTP {error.status_code} for model "
             f"{self.model!r} ({words})"
         )
 
 
-def new_question() -> Message:
+def new_question() -> RequestMessage:
     """A question that differs from its first word on each time: no server has it in its cache."""
     words = f"{time.time_ns() // 1000 % 10**9} boxes hold 14 apples each. How many are they?"
     return {"role": "user", "content": words}

@@ -34,7 +34,7 @@ def open_remote(config: Config) -> Endpoint:
     Raises:
         ConfigError: the tier is unknown, it has no address, or its key is missing.
     """
-    name, tier, key = config.teachers.tier, _tier(config), None
+    name, tier, key = config.teachers.tier, _choose_tier(config), None
     if tier.base_url is None:
         raise ConfigError(
             f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible "
@@ -78,7 +78,7 @@ def build_teachers(
     if wanted.tier == "embedded":
         return TeacherEnsemble([scripted()], wanted, config.seed)
     assert endpoint is not None
-    tier = _tier(config)
+    tier = _choose_tier(config)
     models = tier.teachers
     if not models:
         raise ConfigError(
@@ -95,7 +95,7 @@ def build_teachers(
             )
         stops = config.search.step == "line"
         teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
-        wanted = wanted.changed(wrong=0)
+        wanted = wanted.with_values(wrong=0)
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.ledgers)
 
 
@@ -110,7 +110,7 @@ async def check_teachers(config: Config) -> dict[str, str]:
             f"teachers.tier is {config.teachers.tier}, which calls nobody: "
             "name another by --set teachers.tier=free"
         )
-    endpoint, tier = open_remote(config), _tier(config)
+    endpoint, tier = open_remote(config), _choose_tier(config)
 
     async def call(model: TeacherModel) -> str:
         begun = time.perf_counter()
@@ -139,7 +139,7 @@ def build_terminal_checker(config: Config, endpoint: Endpoint | None) -> Termina
 
 def checker_model(config: Config) -> TeacherModel:
     """The tier's terminal checker. Raises ConfigError where it has none."""
-    model = _tier(config).terminal_checker
+    model = _choose_tier(config).terminal_checker
     if model is None:
         raise ConfigError(
             f"teacher_tiers.{config.teachers.tier}.terminal_checker is missing: name a model there"
@@ -147,7 +147,7 @@ def checker_model(config: Config) -> TeacherModel:
     return model
 
 
-def _tier(config: Config) -> TeacherTier:
+def _choose_tier(config: Config) -> TeacherTier:
     tier = config.teacher_tiers.get(config.teachers.tier)
     if tier is None:
         names = ", ".join(config.teacher_tiers)

@@ -21,19 +21,19 @@ from typing import Any, NoReturn
 
 import yaml
 
-from ..config.load import Config, load_answering, load_config, nested
+from ..config.load import Config, load_answering, load_config, nest_key
 from ..config.refusals import refuse_conflicts
-from ..config.shipped import comments, parse_yaml, read_yaml, shipped
+from ..config.shipped import key_comments, parse_yaml, read_yaml, shipped_path
 from ..errors import (
     EXIT_FAILED,
     EXIT_USER_ERROR,
     AlphaZeroError,
     ConfigError,
     StorageError,
-    nearest,
     needs_training,
+    suggest_nearest,
 )
-from ..files import flat, storage_failure
+from ..files import flatten_keys, storage_failure
 from ..live import Progress
 from ..policy.folders import check_critic, check_weights, with_model
 
@@ -53,16 +53,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if text is None or "default" in text or action.nargs == 0:
             return text
         if key is not None:
-            default = dict(flat(read_yaml(shipped("training.yaml"))))[key]
-            return f"{text} (default: {shown(default)}; {key})"
+            default = dict(flatten_keys(read_yaml(shipped_path("training.yaml"))))[key]
+            return f"{text} (default: {show_default(default)}; {key})"
         return (
             text
             if default in (None, [], argparse.SUPPRESS)
-            else f"{text} (default: {shown(default)})"
+            else f"{text} (default: {show_default(default)})"
         )
 
 
-def shown(value: Any) -> str:
+def show_default(value: Any) -> str:
     """A default as a user would type it."""
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
             args[args.index("--")] = self.dashes
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            meant = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            meant = suggest_nearest(unknown[0].partition("=")[0], self._option_string_actions)
             said = f"unrecognized arguments: {' '.join(unknown)}"
             self.error(f"{said}: {meant}" if meant else said)
         return known, unknown
@@ -95,7 +95,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = list(action.choices)
-            meant = nearest(str(value), names, f"choose one of {', '.join(map(str, names))}")
+            meant = suggest_nearest(
+                str(value), names, f"choose one of {', '.join(map(str, names))}"
+            )
             raise argparse.ArgumentError(action, f"there is no {value!r}: {meant}")
 
     def error(self, message: str) -> NoReturn:
@@ -141,7 +143,7 @@ def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) ->
         options["default"] = argparse.SUPPRESS
     if options.pop("dashes", False):
         parser.dashes = names
-    words = options.get("help") or comments().get(key, "")
+    words = options.get("help") or key_comments().get(key, "")
     options["help"] = words.replace("%", "%%") if lead is None else f"{lead}: {words}"
     action = group.add_argument(*names.split(), **options)
     if key is not None:
@@ -153,12 +155,12 @@ def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
     return partial(load_answering, guided=args.value is not None and args.verifier == "none")
 
 
-_held: ContextVar[list[str] | None] = ContextVar("held", default=None)
+_held_lines: ContextVar[list[str] | None] = ContextVar("held", default=None)
 
 
 def print_json(facts: Any) -> None:
     """One JSON document on standard output."""
-    text, held = json.dumps(facts, ensure_ascii=False), _held.get()
+    text, held = json.dumps(facts, ensure_ascii=False), _held_lines.get()
     print(text) if held is None else held.append(text)
 
 
@@ -168,7 +170,7 @@ def printing_json() -> Iterator[None]:
     libraries, child processes and the user's own code, goes to standard error.
     """
     held, kept = list[str](), os.dup(1)
-    token = _held.set(held)
+    token = _held_lines.set(held)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
@@ -176,7 +178,7 @@ def printing_json() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        _held.reset(token)
+        _held_lines.reset(token)
         sys.stdout.writelines(f"{text}\n" for text in held)
 
 
@@ -188,16 +190,16 @@ def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The configuration's keys that the command's own flags set."""
+    """The nested configuration that each of the command's own flags sets."""
     values = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
     return [
-        nested(key, str(value) if isinstance(value, Path) else value)
+        nest_key(key, str(value) if isinstance(value, Path) else value)
         for key, value in values
         if value is not None
     ]
 
 
-def resolve(
+def resolve_config(
     args: argparse.Namespace,
     extra: dict[str, Any] | None = None,
     load: Callable[..., Config] = load_config,
@@ -237,7 +239,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         sys.stdout.reconfigure(errors="replace")
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
-    quieten(args)
+    quiet_makers(args)
     try:
         refuse_conflicts((), f"command {getattr(args, 'command', None)}", args=args)
         with printing_json() if getattr(args, "json", False) else nullcontext():
@@ -266,7 +268,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         return EXIT_USER_ERROR if isinstance(error, AlphaZeroError) else EXIT_FAILED
 
 
-def quieten(args: argparse.Namespace) -> None:
+def quiet_makers(args: argparse.Namespace) -> None:
     """Before anything heavy is imported: what libraries may say, here and to their makers."""
     for name in ("MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "1")

@@ -14,7 +14,7 @@ from .base import (
     EXIT_STOPPED,
     check_out,
     print_json,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
@@ -23,7 +23,7 @@ def run_critic(args: argparse.Namespace) -> int:
     """Search where no data is given, train, print the held-out table and write the folder. 130 when
     the user stopped it.
     """
-    config, kind = resolve(args, recipe="critic.yaml"), args.command
+    config, kind = resolve_config(args, recipe="critic.yaml"), args.command
     for path in args.data or ():
         if not path.exists():
             raise ConfigError(
@@ -40,11 +40,11 @@ def run_critic(args: argparse.Namespace) -> int:
         check_searches(config)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, config)
-        from ..learning.critic import save_critic
+        from ..learning.critic_network import save_critic
         from ..learning.size import fresh_questions
         from ..policy.student import load_student
         from ..problems.load import opening, with_context
-        from ..report.folder import write_report
+        from ..report.folder_page import write_report
         from ..runs.critic_run import train_critic
         from ..runs.sample import SampleJob, run_sample
         from ..tree.journal import JOURNAL, read

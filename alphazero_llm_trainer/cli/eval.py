@@ -17,7 +17,7 @@ from .base import (
     check_least,
     load_guided,
     print_json,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
@@ -29,7 +29,7 @@ def add_methods(parser: Parser, groups: Mapping[str, Any]) -> None:
 
 def run_eval(args: argparse.Namespace) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..api.evaluate import Evaluation, execute  # without torch
+    from ..api.evaluate import Evaluation, run_evaluation  # without torch
 
     names = (
         "methods",
@@ -41,7 +41,7 @@ def run_eval(args: argparse.Namespace) -> int:
         "split",
         "samples",
     )
-    config, named = resolve(args, load=load_guided(args)), args.sources or ["auto"]
+    config, named = resolve_config(args, load=load_guided(args)), args.sources or ["auto"]
     if args.tune:
         return run_tune(args, config)
     work = Evaluation.of(
@@ -54,7 +54,7 @@ def run_eval(args: argparse.Namespace) -> int:
     try:
         with progress, Stop(progress) as stop:
             tell_loading(args, progress, config)
-            table = execute(
+            table = run_evaluation(
                 work, config, args.path, None, args.out, args.resume, command_line(), progress, stop
             )
     except StoppedError as error:
@@ -82,7 +82,7 @@ def run_tune(args: argparse.Namespace, config: Config) -> int:
     """Choose the search for a student's value, say what was best and print the table. 130 when the
     user stopped it.
     """
-    from ..eval.tune import tune
+    from ..eval.tune import tune_search
 
     for name, usual in UNTUNED.items():
         if getattr(args, name) != usual:
@@ -97,12 +97,12 @@ def run_tune(args: argparse.Namespace, config: Config) -> int:
     check_least(1, num=args.num, budget_tokens=budget)
     check_least(0, start=args.start)
     if source != "auto":
-        config = config.changed(problems={"source": source})
+        config = config.with_values(problems={"source": source})
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
             tell_loading(args, progress, config)
-            record = tune(config, args.path, args.num, args.start, budget, progress, stop)
+            record = tune_search(config, args.path, args.num, args.start, budget, progress, stop)
     except StoppedError:
         progress.say("stopped; nothing was chosen")
         return EXIT_STOPPED

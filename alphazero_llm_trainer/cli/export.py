@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import DataError
-from ..runs.export import SUFFIXES, export
+from ..runs.export import SUFFIXES, export_rows
 from .base import check_out, print_json
 
 
@@ -23,7 +23,7 @@ def run_export(args: argparse.Namespace) -> int:
     )
     counts = {}
     for kind, out in files.items():
-        count = export(data, kind, out, every_token=args.every_token, any_split=args.any_split)
+        count = export_rows(data, kind, out, every_token=args.every_token, any_split=args.any_split)
         counts[kind] = {"rows": count, "file": str(out)}
         if not args.json:
             print(f"{kind}: {count:,} rows in {out}")

@@ -14,11 +14,11 @@ from huggingface_hub import constants
 
 from .. import __version__
 from ..config.load import Config, cuda_here, load_training
-from ..config.shipped import named_file, shipped
+from ..config.shipped import named_file, shipped_path
 from ..config.train import recipe_of
 from ..engine.kernel_build import kernel_status
 from ..errors import EXIT_FAILED
-from .base import print_facts, resolve
+from .base import print_facts, resolve_config
 
 LIBRARIES = (
     "torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai",
@@ -29,8 +29,8 @@ LIBRARIES = (
 def run_info(args: argparse.Namespace) -> int:
     """Print the facts, as YAML or as JSON. Keys are reported as set or not set, never shown."""
     whole, args.config = args.config is not None, None if args.config is True else args.config
-    config = resolve(args, load=load_training)
-    facts = gather(config)
+    config = resolve_config(args, load=load_training)
+    facts = gather_facts(config)
     if args.config is not None:
         facts["places"]["configuration"].append(str(named_file(args.config).absolute()))
     if whole:
@@ -45,7 +45,7 @@ def run_info(args: argparse.Namespace) -> int:
     return EXIT_FAILED if failed else 0
 
 
-def gather(config: Config) -> dict[str, Any]:
+def gather_facts(config: Config) -> dict[str, Any]:
     """The facts by name."""
     from ..runs.plan import student_facts, tier_facts
 
@@ -62,7 +62,7 @@ def gather(config: Config) -> dict[str, Any]:
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
         "places": {
             "configuration": [
-                str(shipped(name))
+                str(shipped_path(name))
                 for name in (
                     "training.yaml",
                     "models.yaml",

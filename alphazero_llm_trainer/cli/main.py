@@ -17,7 +17,7 @@ from .fetch import run_fetch
 from .info import run_info
 from .merge import run_merge
 from .report import run_report
-from .sample import run_sample
+from .sample import sample_questions
 from .search import run_search
 from .serve import KEY_VARIABLE, run_serve
 from .sft import run_sft
@@ -36,7 +36,7 @@ COMMANDS = {
     "compare": run_compare,
     "view": run_view,
     "report": run_report,
-    "sample": run_sample,
+    "sample": sample_questions,
     "export": run_export,
     "fetch": run_fetch,
     "serve": run_serve,
@@ -44,7 +44,7 @@ COMMANDS = {
 }
 # What is in a command's parser beside its flags, and what its words name.
 MORE = {"info": add_method, "train": add_method, "eval": add_methods}
-WORDS = {"ROLLOUTS": ROLLOUTS, "KEY_VARIABLE": KEY_VARIABLE, "MOST_ROWS": MOST_ROWS}
+HELP_WORDS = {"ROLLOUTS": ROLLOUTS, "KEY_VARIABLE": KEY_VARIABLE, "MOST_ROWS": MOST_ROWS}
 EPILOG = f"""\
 {PROGRAM} COMMAND --help lists a command's options. The first line to try: {PROGRAM} search"""
 
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
     for name, run in COMMANDS.items():
         about = read_flags()["about"][name]
         command = commands.add_parser(
-            name, **{key: text.format(**WORDS) for key, text in about.items()}
+            name, **{key: text.format(**HELP_WORDS) for key, text in about.items()}
         )
         command.set_defaults(run=run)
         groups = add_flags(command, name)

@@ -14,7 +14,7 @@ from ..errors import CheckpointError, ConfigError
 from ..files import sync_all
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, adapter_file, find_model, write_facts
-from .base import check_out, resolve, tell_loading
+from .base import check_out, resolve_config, tell_loading
 
 
 def run_merge(args: argparse.Namespace) -> int:
@@ -30,11 +30,11 @@ def run_merge(args: argparse.Namespace) -> int:
             raise CheckpointError(
                 f"--adapter {adapter} has no {file.name}: name an adapter that `train` wrote"
             )
-    config = resolve(args)
+    config = resolve_config(args)
     if args.path is not None:  # the base's own weights
-        config = resolve(args, {"models": {resolve_name(config): {"path": str(args.path)}}})
+        config = resolve_config(args, {"models": {resolve_name(config): {"path": str(args.path)}}})
     elif config.student == "auto":  # nobody names a base: the one that the adapter does
-        config = resolve(args, find_model(str(adapter), config)[0])
+        config = resolve_config(args, find_model(str(adapter), config)[0])
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
     check_out(args.out)
@@ -43,13 +43,13 @@ def run_merge(args: argparse.Namespace) -> int:
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
         from ..policy.student import load_student
-        from ..runs.hub import check_hub, upload
-        from ..runs.merging import bare, carry_value, merged, read_back
+        from ..runs.merging import bare_model, carry_value, merge_adapter, read_back
+        from ..runs.upload import check_hub, upload_folders
 
         if args.push_to_hub is not None:
             check_hub(args.push_to_hub)
         student = load_student(config, path=adapter, bare=True)
-        plain = merged(bare(student.model), adapter)
+        plain = merge_adapter(bare_model(student.model), adapter)
         # Until all of it is there, and read back.
         part = args.out.with_name(args.out.name + ".part")
         try:
@@ -67,5 +67,5 @@ def run_merge(args: argparse.Namespace) -> int:
             f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.dtype}"
         )
         if args.push_to_hub is not None:
-            print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
+            print(f"uploaded to {upload_folders(args.push_to_hub, {'.': args.out})}")
         return 0

@@ -9,7 +9,7 @@ from .base import check_out
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from ..report.folder import write_report
+    from ..report.folder_page import write_report
     from ..report.runs import write_runs
 
     check_out(args.out)

@@ -11,22 +11,24 @@ from .base import (
     EXIT_STOPPED,
     check_least,
     print_json,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
 
-def run_sample(args: argparse.Namespace) -> int:
+def sample_questions(args: argparse.Namespace) -> int:
     """Sample. 0 when every question has its tree or was set aside, 130 when the user stopped it."""
-    config = resolve(args, recipe="sample.yaml")
+    config = resolve_config(args, recipe="sample.yaml")
     check_least(1, num=args.num, workers=args.workers)
     check_least(0, start=args.start)
     from ..problems.load import tasks_of  # none of this needs torch
+    from ..problems.registry import refuse_worlds
     from ..runs import sample
     from ..runs.start import check_searches
 
     check_read(config, command="sample", searches="yes")
     check_searches(config)
+    refuse_worlds(config, "sample")
     tasks = tasks_of(config, args.split, args.num, args.start)
     job = sample.SampleJob(
         config, tasks, args.split, args.start, args.path, args.workers, args.address

@@ -13,7 +13,7 @@ from .base import (
     check_critics,
     check_least,
     print_json,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
@@ -22,23 +22,25 @@ STOPPED = {"simulations": "simulation limit", "tokens": "token budget"}
 
 def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
-    config = resolve(args, load=partial(load_answering, guided=args.value is not None))
+    config = resolve_config(args, load=partial(load_answering, guided=args.value is not None))
     check_least(0, index=args.index)
     check_critics(args)
     from ..problems.load import tasks_of
     from ..problems.registry import open_source
 
+    task = None
     if args.question is None:
-        problem = tasks_of(config, "test", 1, args.index or 0)[0].problem
+        [task] = tasks_of(config, "test", 1, args.index or 0)
+        problem = task.problem
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
-        from ..api.search import find
+        from ..api.search import answer_question
 
         remote = config.engine.backend == "openai"
         first = FirstChain(problem.question) if remote and not args.json else None
-        result = find(problem, config, args.path, None, progress, first)
+        result = answer_question(problem, config, args.path, None, progress, first, task)
     from ..viewer.text import draw_tree
 
     choice = result.choice
@@ -61,6 +63,8 @@ def run_search(args: argparse.Namespace) -> int:
         print(short)
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
+    if cost.turns:
+        scored += f", {cost.given_tokens} given in {cost.turns} turns with {cost.tool_calls} calls"
     print(
         f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens "
         f"sampled{scored}, {cost.cached_tokens} prefix tokens cached, "
@@ -81,9 +85,9 @@ class FirstChain:
         if not self.begun:
             print(self.question, flush=True)
             self.begun = True
-        from ..viewer.text import plain
+        from ..viewer.text import plain_line
 
         whole = text.split("\n")[:-1]
         for line in whole[self.lines :]:
-            print(f"  {plain(line)}", flush=True)
+            print(f"  {plain_line(line)}", flush=True)
         self.lines = len(whole)

@@ -12,7 +12,7 @@ from .base import (
     check_critics,
     check_out,
     load_guided,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
@@ -21,9 +21,9 @@ KEY_VARIABLE = "ALPHAZERO_API_KEY"
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
-    from ..serve.server import is_loopback, listen, serve
+    from ..serve.listen import is_loopback, open_socket, serve_app
 
-    config = resolve(args, load=load_guided(args))
+    config = resolve_config(args, load=load_guided(args))
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port is {args.port}: give one of 0 to 65535")
@@ -35,10 +35,10 @@ def run_serve(args: argparse.Namespace) -> int:
     check_critics(args)
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
-    with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
+    with open_socket(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..serve.app import LOCAL, make_app
-        from ..serve.load import load_models
+        from ..serve.load_models import load_models
         from ..serve.service import Service
 
         models, answerer = load_models(
@@ -58,4 +58,4 @@ def run_serve(args: argparse.Namespace) -> int:
 
         service = Service(answerer, models, config.serve, args.keep_traces)
         app = make_app(service, keys, (*LOCAL, shown) if is_loopback(args.host) else ("*",))
-        return EXIT_STOPPED if serve(app, bound, student.engine, ready) else 0
+        return EXIT_STOPPED if serve_app(app, bound, student.engine, ready) else 0

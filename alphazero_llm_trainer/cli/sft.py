@@ -13,34 +13,34 @@ from ..policy.folders import from_scratch
 from .base import (
     check_least,
     print_json,
-    resolve,
+    resolve_config,
     tell_loading,
 )
 
 
-def configured(args: argparse.Namespace) -> Config:
+def configure_sft(args: argparse.Namespace) -> Config:
     """The configuration over the recipe of a student that goes on, or the source's own of one from
     scratch.
     """
-    config = resolve(args, recipe="sft.yaml")
+    config = resolve_config(args, recipe="sft.yaml")
     if args.path is None and from_scratch(config):
         from ..problems.registry import open_source
 
-        config = resolve(args, recipe=open_source(config).scratch)
+        config = resolve_config(args, recipe=open_source(config).scratch)
     return config
 
 
 def run_sft(args: argparse.Namespace) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
-    config = configured(args)
+    config = configure_sft(args)
     check_least(1, eval_size=config.train.eval_size, num=config.train.demonstrations)
     scratch = args.path is None and from_scratch(config)
     check_read(config, command="sft", searches="no", scratch="yes" if scratch else "no")
     with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
-        from ..runs.sft import supervise
+        from ..runs.sft import supervise_student
 
-        manifest = supervise(config, args.path, args.out, scratch, progress)
+        manifest = supervise_student(config, args.path, args.out, scratch, progress)
     if args.json:
         print_json(manifest)
         return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, user_layers
-from ..files import Folder, flat
-from ..learning.methods.registry import METHODS
+from ..files import Folder, flatten_keys
+from ..learning.methods.by_name import METHODS
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -20,7 +20,7 @@ from .base import (
     print_facts,
     print_json,
     read_flags,
-    resolve,
+    resolve_config,
     run_command,
     tell_loading,
 )
@@ -41,20 +41,20 @@ def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
 def run_train(args: argparse.Namespace) -> int:
     from ..runs.start import load_run
 
-    config = resolve(args, load=load_run)
+    config = resolve_config(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
-    from ..api.train import execute, resumed
+    from ..api.train import resume_run, run_training
     from ..learning.size import rank_and_size
 
     folder = None
     if args.resume is not None:
         run = None if args.resume is True else Path(args.resume)
-        folder, config = resumed(config, run, named(args))
+        folder, config = resume_run(config, run, named_keys(args))
     follows = rank_and_size()[0] > 0  # another process says what there is to say
     with Progress(args.quiet or follows) as progress, Stop(progress) as stop:
         if args.dry_run:
             return dry_run(args, config, folder, progress)
-        done = execute(
+        done = run_training(
             config,
             folder,
             folder is not None,
@@ -82,24 +82,24 @@ def dry_run(
     """Print what a run would do, or what is left of the one in `folder`, and what keeps it from
     starting.
     """
-    from ..runs.plan import plan
+    from ..runs.plan import plan_run
     from ..runs.start import check_start, prepare
 
     prepared = prepare(config)
     tell_loading(args, progress)
-    print_facts(plan(prepared, None if folder is None else folder.path), args.json)
+    print_facts(plan_run(prepared, None if folder is None else folder.path), args.json)
     check_start(prepared.config)
     if not args.json:
         print("# dry run: nothing was written and no model loaded; leave out --dry-run to train")
     return 0
 
 
-def named(args: argparse.Namespace) -> set[str]:
+def named_keys(args: argparse.Namespace) -> set[str]:
     """The keys that the flags set; where runs go is none of a run's own."""
     keys = {
         key
         for layer in user_layers(args.config, [*args.overrides, *flag_layers(args)])
-        for key, _ in flat(layer)
+        for key, _ in flatten_keys(layer)
     }
     if args.model:
         keys |= {"student", "train.student", "models"}

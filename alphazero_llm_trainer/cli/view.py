@@ -32,13 +32,13 @@ def run_view(args: argparse.Namespace) -> int:
     else:
         count = 0
 
-        def counted() -> Iterator[dict[str, Any]]:
+        def count_views() -> Iterator[dict[str, Any]]:
             nonlocal count
             for record in records:
                 count += 1
                 yield reader(record)
 
-        text = run_page(counted(), title=title, limit=args.trees or MOST_TREES)
+        text = run_page(count_views(), title=title, limit=args.trees or MOST_TREES)
         if not count:
             raise DataError(
                 f"{path} holds no finished tree: wait for its first one, or name another journal"

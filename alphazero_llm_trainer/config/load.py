@@ -20,8 +20,8 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import PrivateAttr, ValidationError
 
-from ..errors import ConfigError, nearest
-from ..files import flat
+from ..errors import ConfigError, suggest_nearest
+from ..files import flatten_keys
 from .refusals import name_value, refuse_conflicts, split_condition
 from .sections import (
     SEARCHES,
@@ -39,7 +39,15 @@ from .sections import (
     TeacherTier,
     defaults_of,
 )
-from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shown
+from .shipped import (
+    find_lost,
+    merge_mappings,
+    named_file,
+    parse_yaml,
+    read_yaml,
+    shipped_path,
+    show_value,
+)
 from .train import METHOD, TrainConfig, recipe_of
 
 AUTO_LARGE = "llama-3.2-3b"  # what the student `auto` is with CUDA
@@ -86,10 +94,10 @@ class Config(Section):
         """
         for key, why in unread.items():
             if key in self.own:
-                raise ConfigError(f"{key} is {shown(attrgetter(key)(self))}, {why}")
+                raise ConfigError(f"{key} is {show_value(attrgetter(key)(self))}, {why}")
 
 
-def parts_of(key: str) -> list[str]:
+def split_key(key: str) -> list[str]:
     """The names of a dotted key. A student's name may hold dots: `models.llama-3.2-3b.path`."""
     parts = key.split(".")
     if parts[0] == "models" and len(parts) > 1:
@@ -100,9 +108,9 @@ def parts_of(key: str) -> list[str]:
     return parts
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
+def nest_key(key: str, value: Any) -> dict[str, Any]:
     """`{"train": {"seed": value}}` for `train.seed`."""
-    for part in reversed(parts_of(key)):
+    for part in reversed(split_key(key)):
         value = {part: value}
     return value
 
@@ -110,7 +118,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 def text_type(key: str) -> Any:
     """`str` or `str | None` for a key that holds text, None for every other key."""
     kind: Any = Config
-    for part in parts_of(key):
+    for part in split_key(key):
         if get_origin(kind) is dict:  # such as `models`
             kind = get_args(kind)[1]
             continue
@@ -138,30 +146,30 @@ def parse_override(text: str) -> dict[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise ConfigError(
-            f"--set got {shown(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2"
+            f"--set got {show_value(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2"
         )
     kind = text_type(key)
     if kind is not None:
         if kind is not str and (raw == "null" or (raw == "" and key not in EMPTIED)):
-            return nested(key, None)
-        return nested(key, "" if raw in ('""', "''") else raw)
+            return nest_key(key, None)
+        return nest_key(key, "" if raw in ('""', "''") else raw)
     try:
         value: Any = parse_yaml(raw)
         root = yaml.compose(raw, yaml.SafeLoader)
-        gone = lost(raw)
+        gone = find_lost(raw)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
-            f"--set {key}: the value {shown(raw)} is not valid YAML: quote it"
+            f"--set {key}: the value {show_value(raw)} is not valid YAML: quote it"
         ) from error
     rest = raw[0 if root is None else root.end_mark.index :].strip()
     if rest or gone is not None:
         why = (
-            f"{shown(rest)} would be left out: leave it out, or quote the value"
+            f"{show_value(rest)} would be left out: leave it out, or quote the value"
             if gone is None
             else gone[1]
         )
-        raise ConfigError(f"--set {key} is {shown(raw)}: {why}")
-    return nested(key, value)
+        raise ConfigError(f"--set {key} is {show_value(raw)}: {why}")
+    return nest_key(key, value)
 
 
 def load_config(
@@ -182,20 +190,20 @@ def load_config(
     Raises:
         ConfigError: one sentence naming the first wrong field, its value and the fix.
     """
-    merged = read_yaml(shipped("training.yaml"))
-    merged["models"] = read_yaml(shipped("models.yaml"))
-    merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
+    merged = read_yaml(shipped_path("training.yaml"))
+    merged["models"] = read_yaml(shipped_path("models.yaml"))
+    merged["teacher_tiers"] = read_yaml(shipped_path("teacher_models.yaml"))
     layers = user_layers(path, overrides)
     if recipe is not None:
-        merged = beneath_edits(read_yaml(shipped(recipe)), merged)
+        merged = beneath_edits(read_yaml(shipped_path(recipe)), merged)
     if path is not None and named_file(Path(path)) != Path(path):  # a shipped recipe, too
-        merged = merge(merged, layers.pop(0))
+        merged = merge_mappings(merged, layers.pop(0))
     merged = plain = beneath_edits(base, merged)
     for layer in layers:
-        merged = merge(merged, layer)
-    config = validate(merged)
+        merged = merge_mappings(merged, layer)
+    config = validate_config(merged)
     # Of the same student: what is null is as its entry says.
-    usual = validate(plain | {name: merged[name] for name in ("student", "models")})
+    usual = validate_config(plain | {name: merged[name] for name in ("student", "models")})
     config._own = frozenset(
         key for key, _ in keys_of(Config) if attrgetter(key)(config) != attrgetter(key)(usual)
     )
@@ -217,13 +225,13 @@ def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[
     def whole(key: str) -> str:
         return key.partition(".shape.")[0]
 
-    now = dict(flat(merged))
+    now = dict(flatten_keys(merged))
     came = defaults_of(Config) | {"models": {"small": {"shape": ModelShape().model_dump()}}}
-    edited = {whole(key) for key, value in flat(came) if now.get(key) != value} - {METHOD}
+    edited = {whole(key) for key, value in flatten_keys(came) if now.get(key) != value} - {METHOD}
     result = dict(merged)
-    for key, value in flat(recipe):
+    for key, value in flatten_keys(recipe):
         if whole(key) not in edited:
-            result = merge(result, nested(key, value))
+            result = merge_mappings(result, nest_key(key, value))
     return result
 
 
@@ -283,10 +291,10 @@ def load_answering(
     """`load_config` for what answers and learns nothing: it draws at the student's own
     temperature. `guided`: a value network alone guides the search, unless a rollout is named.
     """
-    return load_config(path, overrides, "answer.yaml", GUIDED if guided else {})
+    return load_config(path, overrides, "answer.yaml", GUIDED_SEARCH if guided else {})
 
 
-GUIDED = {"search": {"rollout": "none", "select": "puct"}}
+GUIDED_SEARCH = {"search": {"rollout": "none", "select": "puct"}}
 
 
 def load_training(
@@ -301,14 +309,16 @@ def load_training(
     return load_config(path, overrides, recipe_of(load_config(None, layers).train.method))
 
 
-def validate(raw: Mapping[str, Any]) -> Config:
+def validate_config(raw: Mapping[str, Any]) -> Config:
     """`raw` as a Config, or ConfigError for the first field that is wrong."""
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
+        raise ConfigError(
+            f"the configuration is {show_value(raw)}, which is no mapping: write its keys"
+        )
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain_error(error)) from error
     config = with_source(with_backend(with_tier(with_limits(config, raw.get("search", {})))))
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [
@@ -348,7 +358,7 @@ def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
     update: dict[str, Any] = {key: value for key, value in own.items() if asked.get(key) is None}
     if asked.get("verify", {}).get("reserve") is None:
         update["verify"] = verify
-    return config.changed(search=update)
+    return config.with_values(search=update)
 
 
 def with_tier(config: Config) -> Config:
@@ -360,7 +370,7 @@ def with_tier(config: Config) -> Config:
     proposes = config.search.mode == "step" and config.train.groups != "verified"
     alone = os.environ.get("WORLD_SIZE", "1") == "1"  # teachers have one budget, of one process
     tier = "free" if proposes and alone and missing_key(config, "free") is None else "none"
-    return config.changed(teachers={"tier": tier})
+    return config.with_values(teachers={"tier": tier})
 
 
 def with_backend(config: Config) -> Config:
@@ -370,7 +380,7 @@ def with_backend(config: Config) -> Config:
     if config.engine.backend != "auto":
         return config
     fits = wants_vllm(config) and vllm_here()
-    return config.changed(engine={"backend": "vllm" if fits else "inprocess"})
+    return config.with_values(engine={"backend": "vllm" if fits else "inprocess"})
 
 
 def wants_vllm(config: Config) -> bool:
@@ -388,7 +398,7 @@ def with_source(config: Config) -> Config:
         return config
     small = config.models[resolve_name(config)].path in SMALL
     source = "gsm8k" if cuda_here() and not small else "embedded"
-    return config.changed(problems={"source": source})
+    return config.with_values(problems={"source": source})
 
 
 def vllm_here() -> bool:
@@ -412,7 +422,7 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     if chosen not in config.models:
         names = ["auto", *config.models]
         fix = f"choose one of {', '.join(names)}, or add it to models.yaml"
-        raise ConfigError(f"student is {chosen!r}: {nearest(chosen, names, fix)}")
+        raise ConfigError(f"student is {chosen!r}: {suggest_nearest(chosen, names, fix)}")
     return chosen
 
 
@@ -428,7 +438,7 @@ def cuda_here() -> bool:
     return import_module("torch").cuda.is_available()
 
 
-def explain(error: ValidationError) -> str:
+def explain_error(error: ValidationError) -> str:
     """A pydantic error as one sentence: field, value, fix."""
     # An unknown key first: it may be the misspelt name of one that is missing.
     errors = sorted(
@@ -442,12 +452,12 @@ def explain(error: ValidationError) -> str:
         return f"configuration key {field} is missing: add it"
     if first["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        meant = nearest(str(first["input"]), known)
+        meant = suggest_nearest(str(first["input"]), known)
         if meant:
-            return f"{field} is {shown(first['input'])}: {meant}"
+            return f"{field} is {show_value(first['input'])}: {meant}"
     reason = first["msg"][0].lower() + first["msg"][1:]
     reason = reason.replace("valid tuple", "list, such as [1, 2]")
-    return f"{field} is {shown(first['input'])}: {reason[:300]}"
+    return f"{field} is {show_value(first['input'])}: {reason[:300]}"
 
 
 def keys_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Read]]:
@@ -468,4 +478,4 @@ def near_key(field: str) -> str:
     """What to write in place of an unknown key: the keys whose last name is spelt like its own."""
     keys = [key for key, _ in keys_of(ENTRIES.get(field.partition(".")[0], Config))]
     see = "see config/training.yaml for the keys there are"
-    return nearest(field, keys, see, lambda key: key.rpartition(".")[2])
+    return suggest_nearest(field, keys, see, lambda key: key.rpartition(".")[2])

@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..errors import nearest
+from ..errors import suggest_nearest
 from ..types import MIN_TEMPERATURE
 
-MOST = 10**15  # of anything that is counted
+MOST_COUNT = 10**15  # of anything that is counted
 
 
 class Read:
@@ -48,19 +48,19 @@ BY_ANSWERS = Read("command=search,eval,serve")
 BY_OWN_SEARCHES = Read(SEARCHES, "command!=vf-eval")  # that one asks a server for steps
 BY_TEACHERS = Read(SEARCHES, "teachers.tier!=none")
 GENERATING = "search.mode=token|train.groups=verified"
-JUDGED = "train.groups=verified|command=search,eval,serve"
+JUDGED_PLACES = "train.groups=verified|command=search,eval,serve"
 
 
 def no_switch(value: Any) -> Any:
-    """YAML's `on` and `true` are no 1."""
+    """`value`, but an error for true and false (YAML's `on`), which would be read as 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "give a number")
     return value
 
 
 Number = BeforeValidator(no_switch)
-Positive = Annotated[int, Number, Field(gt=0, le=MOST)]
-NonNegative = Annotated[int, Number, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Number, Field(gt=0, le=MOST_COUNT)]
+NonNegative = Annotated[int, Number, Field(ge=0, le=MOST_COUNT)]
 Seed = Annotated[int, Number, Field(ge=0, lt=2**32)]  # libraries take no more
 Share = Annotated[float, Number, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
@@ -68,7 +68,7 @@ NonNegativeFloat = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 
 
 def not_nearly_greedy(temperature: float) -> float:
-    """The temperature, unless it is so near to 0 that 0 is meant."""
+    """`temperature`, but an error for one so near to 0 that 0 must be meant."""
     if 0 < temperature < MIN_TEMPERATURE:
         raise PydanticCustomError(
             "temperature", f"give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}"
@@ -78,15 +78,15 @@ def not_nearly_greedy(temperature: float) -> float:
 
 Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
-SELECTORS = ("ucb1", "puct", "gumbel", "restart", "best-first", "phs")
+SELECTOR_NAMES = ("ucb1", "puct", "gumbel", "restart", "best-first", "phs")
 
 
 def a_selector(select: str | None) -> str | None:
     """The name of a selector, or the address of one's own."""
-    if select is None or select in SELECTORS or re.fullmatch(r".+\.py:\w+", select):
+    if select is None or select in SELECTOR_NAMES or re.fullmatch(r".+\.py:\w+", select):
         return select
-    fix = f"choose one of {', '.join(SELECTORS)}, or file.py:NAME of your own"
-    raise PydanticCustomError("selector", nearest(select, SELECTORS, fix))
+    fix = f"choose one of {', '.join(SELECTOR_NAMES)}, or file.py:NAME of your own"
+    raise PydanticCustomError("selector", suggest_nearest(select, SELECTOR_NAMES, fix))
 
 
 def on_or_off(value: Any) -> Any:
@@ -105,14 +105,14 @@ class Section(BaseModel):
     left_null: ClassVar[tuple[str, ...]] = ()
     read: ClassVar[Read] = Read()
 
-    def changed(self, **fields: Any) -> Self:
+    def with_values(self, **fields: Any) -> Self:
         """A copy with other values in these fields, not validated. A mapping changes fields of the
         section that it names.
         """
         for name, value in fields.items():
             section = getattr(self, name)
             if isinstance(section, Section) and isinstance(value, Mapping):
-                fields[name] = section.changed(**value)
+                fields[name] = section.with_values(**value)
         return self.model_copy(update=fields)
 
     @model_validator(mode="before")
@@ -267,7 +267,7 @@ class EngineConfig(Section):
 
 
 class VerifyConfig(Section):
-    read = Read(SEARCHES, JUDGED)
+    read = Read(SEARCHES, JUDGED_PLACES)
     of_student = left_null = ("reserve",)
     # a step with a lower score is rejected and drawn again
     reject_below: Share = 0.5
@@ -360,8 +360,12 @@ class SearchConfig(Section):
     choose: Annotated[
         Literal["vote", "value", "visits"], Read(SEARCHES, "command!=train,sample,value,prm")
     ] = "vote"
-    # sampled and scored tokens a question
+    # sampled and scored tokens a question, and those that worlds gave
     budget_tokens: Positive | None = None
+    # seconds that a call of a tool may take, in sources with tools
+    tool_seconds: PositiveFloat = 30.0
+    # tokens of a tool's answer; the rest is cut, with a mark
+    tool_tokens: Positive = 1024
     # trees alive at once on one engine
     concurrent: Positive = 128
     # where a verifier judges each step as it is drawn (eval)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, suggest_nearest
 
 
 # libyaml is seven times faster.
@@ -32,7 +32,7 @@ Loader.add_implicit_resolver(
 Loader.add_constructor(INT, lambda loader, node: int(node.value))
 
 
-def shipped(name: str) -> Path:
+def shipped_path(name: str) -> Path:
     """The path of a shipped YAML file: `config/` in a checkout, `config_files/` in a wheel."""
     package = Path(__file__).parent.parent
     for folder in (package / "config_files", package.parent / "config"):
@@ -43,9 +43,9 @@ def shipped(name: str) -> Path:
     )
 
 
-def recipes() -> list[str]:
+def recipe_names() -> list[str]:
     """The names of the shipped YAML files."""
-    return [file.stem for file in sorted(shipped("training.yaml").parent.glob("*.yaml"))]
+    return [file.stem for file in sorted(shipped_path("training.yaml").parent.glob("*.yaml"))]
 
 
 def named_file(path: Path) -> Path:
@@ -55,16 +55,16 @@ def named_file(path: Path) -> Path:
     if path.suffix or path.exists():
         return path
     try:
-        return shipped(f"{path}.yaml")
+        return shipped_path(f"{path}.yaml")
     except ConfigError:
         return path
 
 
 @lru_cache(maxsize=1)
-def comments() -> dict[str, str]:
+def key_comments() -> dict[str, str]:
     """The comment of each key of training.yaml, by its dotted name."""
     notes, path = dict[str, str](), list[str]()
-    for line in shipped("training.yaml").read_text(encoding="utf-8").splitlines():
+    for line in shipped_path("training.yaml").read_text(encoding="utf-8").splitlines():
         key, _, note = line.partition(" # ")
         name = key.partition(":")[0]
         path[(len(name) - len(name.lstrip())) // 2 :] = [name.strip()]
@@ -78,7 +78,7 @@ def parse_yaml(text: str) -> Any:
 
 
 @lru_cache(maxsize=16)
-def lost(text: str) -> tuple[int, str] | None:
+def find_lost(text: str) -> tuple[int, str] | None:
     """The line of what a YAML text says and its reader would not, and what that is; None where
     nothing is lost.
 
@@ -114,7 +114,7 @@ def lost(text: str) -> tuple[int, str] | None:
             if rest.startswith("#" if len(node.value.split()) > 1 else "##"):
                 yield (
                     node.end_mark.line,
-                    f"{shown(rest)} is a comment: quote the text, or put the comment elsewhere",
+                    f"{show_value(rest)} is a comment: quote the text, or put the comment elsewhere",
                 )
 
     root = yaml.compose(text, yaml.SafeLoader)  # in Python: its marks count letters
@@ -127,7 +127,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         loaded = parse_yaml(text)
     except OSError as error:
-        fix = nearest(str(path), recipes(), "check the path")
+        fix = suggest_nearest(str(path), recipe_names(), "check the path")
         raise ConfigError(f"config file {path} can't be read ({error.strerror}): {fix}") from error
     except (yaml.YAMLError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
@@ -135,7 +135,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"config file {path} is not valid YAML{where}: mend it or leave it out"
         ) from error
-    if (gone := lost(text)) is not None:
+    if (gone := find_lost(text)) is not None:
         raise ConfigError(f"config file {path}, line {gone[0] + 1}: {gone[1]}")
     if loaded is None:
         return {}
@@ -147,7 +147,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+def merge_mappings(
+    base: Mapping[str, Any], over: Mapping[str, Any], place: str = ""
+) -> dict[str, Any]:
     """`base` with `over` on top; mappings merge, everything else is replaced. `place` is where they
     are, for messages.
 
@@ -159,14 +161,16 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> 
         old = merged.get(key)
         if isinstance(old, Mapping) and not isinstance(value, Mapping):
             raise ConfigError(
-                f"{place}{key} is {shown(value)}, which is a section: "
+                f"{place}{key} is {show_value(value)}, which is a section: "
                 "write its keys below it, or leave it out"
             )
-        merged[key] = merge(old, value, f"{place}{key}.") if isinstance(old, Mapping) else value
+        merged[key] = (
+            merge_mappings(old, value, f"{place}{key}.") if isinstance(old, Mapping) else value
+        )
     return merged
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, suggest_nearest
 from .objects import own_object
 from .sections import (
     BY_LEARNERS,
@@ -24,7 +24,7 @@ from .sections import (
     Share,
     on_or_off,
 )
-from .shipped import read_yaml, recipes, shipped
+from .shipped import read_yaml, recipe_names, shipped_path
 
 # Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay,
 # and learning rates are smaller. Below it threads wait for each other longer than they compute, the
@@ -50,12 +50,12 @@ def recipe_of(method: str) -> str:
     name = method if ".py:" not in method else getattr(own_object(method, METHOD), "name", None)
     recipe = f"{name}.yaml"
     try:
-        known = name == read_yaml(shipped(recipe)).get("train", {}).get("method")
+        known = name == read_yaml(shipped_path(recipe)).get("train", {}).get("method")
     except ConfigError:
         known = False
     if not known:
         fix = "name a method of config/training.yaml, or file.py:NAME of your own"
-        raise ConfigError(f"{METHOD} is {method!r}: {nearest(method, recipes(), fix)}")
+        raise ConfigError(f"{METHOD} is {method!r}: {suggest_nearest(method, recipe_names(), fix)}")
     return recipe
 
 
@@ -201,10 +201,11 @@ class TrainConfig(Section):
     clip_high: Share = 0.28
     # KL penalty to what the run started from: of grpo in the loss, of ppo in the reward
     kl_coefficient: NonNegativeFloat = 0.0
-    # grpo: group | step | process, a response against its group, Q(child) - V(parent),
+    # grpo: group | step | turn | process, a response against its group, Q(child) - V(parent),
+    # the same of turns in worlds with a V(parent) of other samples than the child's,
     # outcome and process rewards; alphazero: path | visits | gumbel, the right response,
     # the search's visits, or its improved policy
-    credit: Literal["group", "step", "process", "path", "visits", "gumbel"] = "group"
+    credit: Literal["group", "step", "turn", "process", "path", "visits", "gumbel"] = "group"
     # alphazero: of the value's cross-entropy beside the policy's likelihood
     value_coefficient: NonNegativeFloat = 0.1
     # distill: whose probabilities are learnt, a student's folder, a name of models.yaml, a

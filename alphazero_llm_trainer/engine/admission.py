@@ -31,11 +31,11 @@ class Capabilities:
 
 def check_request(request: Any, capabilities: Capabilities, vocabulary: int) -> None:
     """Raise EngineError for a `GenerateRequest` for nothing, RequestError for its prompt (see
-    `check_tokens`) or temperature.
+    `check_room`) or temperature.
 
     `vocabulary` is the number of the model's tokens.
     """
-    check_tokens(request.prompt_ids, capabilities, vocabulary, response=1)
+    check_room(request.prompt_ids, capabilities, vocabulary, response=1)
     if request.n < 1 or request.max_new_tokens < 1:
         raise EngineError(
             f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
@@ -54,7 +54,7 @@ def check_request(request: Any, capabilities: Capabilities, vocabulary: int) -> 
         )
 
 
-def check_tokens(
+def check_room(
     tokens: Sequence[int], capabilities: Capabilities, vocabulary: int, response: int
 ) -> None:
     """Raise RequestError for a prompt that is empty, has no room for `response` tokens after it, or

@@ -78,7 +78,7 @@ def sample_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest.digest(), "big") >> 2
 
 
-def sampling(ask: Ask) -> dict[str, Any]:
+def sampling_fields(ask: Ask) -> dict[str, Any]:
     """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's
     defaults could change.
     """
@@ -101,7 +101,7 @@ def sampling(ask: Ask) -> dict[str, Any]:
     return parameters | ({"prompt_logprobs": 0} if ask.scored else {})
 
 
-def ranked(pairs: dict[int, float], k: int) -> Pairs:
+def rank_tokens(pairs: dict[int, float], k: int) -> Pairs:
     """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower
     token.
     """
@@ -174,7 +174,7 @@ class CompletionEngine(Engine):
 
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """The backend reads no cache for these: prefix and continuation are computed."""
-        return await self._run([self._scored(*pair) for pair in sequences])
+        return await self._run([self._score_tokens(*pair) for pair in sequences])
 
     async def _topk(
         self, prefixes: Sequence[tuple[int, ...]], k: int
@@ -182,7 +182,9 @@ class CompletionEngine(Engine):
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     def set_policy(self, weights: Any, version: int) -> None:
-        """See `Engine.set_policy`."""
+        """Take new weights (None: the model object was changed in place); forget all that the old
+        ones gave, value head too.
+        """
         if weights is not None:
             self.model.load_state_dict(weights)
         self.thread.wait(self._swap())
@@ -191,7 +193,7 @@ class CompletionEngine(Engine):
     # -- on the thread's event loop ----------------------------------------------------------------
 
     async def _run(self, works: list[Coroutine[Any, Any, T]]) -> list[T]:
-        async def counted() -> list[T]:
+        async def run_counted() -> list[T]:
             task = asyncio.current_task()
             assert task is not None
             self._live.add(task)
@@ -200,7 +202,7 @@ class CompletionEngine(Engine):
             finally:
                 self._live.discard(task)
 
-        return await self.thread.run(counted())
+        return await self.thread.run(run_counted())
 
     async def _swap(self) -> None:
         # Callers whose event loop ended were cancelled, but their tasks here may still have to
@@ -213,7 +215,7 @@ class CompletionEngine(Engine):
             )
         await self._push()
 
-    async def _counted(self, ask: Ask) -> Answer:
+    async def _count_call(self, ask: Ask) -> Answer:
         answer = await self._complete(ask)
         self.stats.computed_tokens += len(ask.prompt_ids) - answer.cached + len(answer.token_ids)
         return answer
@@ -263,7 +265,7 @@ class CompletionEngine(Engine):
             None if single else steps,
             top_p=request.top_p,
         )
-        answer = await self._counted(ask)
+        answer = await self._count_call(ask)
         drawn, last = len(answer.token_ids), answer.token_ids[-1]
         if (
             single
@@ -273,7 +275,7 @@ class CompletionEngine(Engine):
         ):
             # It stopped at a blank line, which belongs to the step: the same draw again, as far as
             # it goes.
-            answer = await self._counted(
+            answer = await self._count_call(
                 replace(ask, stop_ids=tuple(sorted(ends)), max_steps=steps)
             )
             drawn += len(answer.token_ids)
@@ -296,16 +298,18 @@ class CompletionEngine(Engine):
         )
         return "stop" if last in request.stop_ids or full else "length"
 
-    async def _scored(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
+    async def _score_tokens(
+        self, prefix: tuple[int, ...], continuation: tuple[int, ...]
+    ) -> list[float]:
         self.cost.calls += 1
         self.cost.scored_tokens += len(continuation)
         if not continuation:
             return []
-        answer = await self._counted(Ask(prefix + continuation, 1, 0.0, 0, scored=True))
+        answer = await self._count_call(Ask(prefix + continuation, 1, 0.0, 0, scored=True))
         return [float(value) for value in answer.scores[len(prefix) :] if value is not None]
 
     async def _peek(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
-        answer = await self._counted(Ask(prefix, 1, 0.0, 0, top_k=k))
+        answer = await self._count_call(Ask(prefix, 1, 0.0, 0, top_k=k))
         self.cost.calls += 1
         self.cost.cached_tokens += answer.cached
         self.cost.prompt_tokens += len(prefix) - answer.cached

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .device import tell_once
-from .prefix_tree import ROOT, PrefixTree
+from .prefix_tree import ROOT_NODE, PrefixTree
 from .queue_rows import DecodingRow
 
 LEAST_TOKENS, WIDTH = 64, 512  # of a padded path; of the table at first
@@ -26,7 +26,7 @@ Out = tuple[torch.Tensor, torch.Tensor]
 DecoderStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Out]
 
 
-def padded(count: int) -> int:
+def pad_size(count: int) -> int:
     """`count` or a little more, so that few sizes occur: four to an octave."""
     unit = 1 << max(0, count.bit_length() - 3)
     return -(-count // unit) * unit
@@ -58,7 +58,7 @@ class Decoder:
         rows = max(1 << (rows - 1).bit_length(), len(self.paths))
         tokens = max(1 << (tokens - 1).bit_length(), self.paths.shape[1], WIDTH)
         device = self.tree.device
-        self.paths = torch.full((rows, tokens), ROOT, device=device)
+        self.paths = torch.full((rows, tokens), ROOT_NODE, device=device)
         self.inputs = torch.zeros((4, rows), dtype=torch.long, device=device)
         self.seats: dict[DecodingRow, int] = {}
         self.free = list(range(rows))
@@ -69,7 +69,7 @@ class Decoder:
         count, tokens = len(rows), 1 + max(row.start for row in rows)
         size = (count, tokens)
         if self.fixed:
-            size = (padded(count), padded(max(tokens, LEAST_TOKENS)))
+            size = (pad_size(count), pad_size(max(tokens, LEAST_TOKENS)))
         if size[0] > len(self.paths) or size[1] > self.paths.shape[1]:
             self._grow(*size)
         self._seat(rows)
@@ -83,7 +83,7 @@ class Decoder:
         self.inputs[:, : size[0]] = torch.from_numpy(inputs).to(self.tree.device)
         if self.graphs_work:
             with torch.cuda.device(self.tree.device):
-                hidden, logprobs = self._replayed(size)
+                hidden, logprobs = self._replay_step(size)
         else:
             hidden, logprobs = self._compute(size)
         return hidden[:count], logprobs[:count]
@@ -98,12 +98,12 @@ class Decoder:
             self.seats[row] = self.free.pop()
         if not new:
             return
-        paths = np.full((len(new), max(row.start for row in new)), ROOT, dtype=np.int64)
+        paths = np.full((len(new), max(row.start for row in new)), ROOT_NODE, dtype=np.int64)
         for i, row in enumerate(new):
             paths[i, : row.start] = self.tree.path(row.nodes[-1])[:-1]
         seats = torch.tensor([self.seats[row] for row in new], device=self.tree.device)
         # Padding reads what is there, and nodes that are gone may be no numbers.
-        self.paths[seats] = ROOT
+        self.paths[seats] = ROOT_NODE
         self.paths[seats, : paths.shape[1]] = torch.from_numpy(paths).to(self.tree.device)
 
     def _compute(self, size: tuple[int, int]) -> Out:
@@ -111,7 +111,7 @@ class Decoder:
         self.paths[seat, position] = node
         return self.step(token, self.paths[:, : size[1]].index_select(0, seat), node, position)
 
-    def _replayed(self, size: tuple[int, int]) -> Out:
+    def _replay_step(self, size: tuple[int, int]) -> Out:
         """The step, of which a graph is made when its size is met for the second time."""
         if size not in self.graphs:
             made = self._compute(size)

@@ -72,7 +72,7 @@ def within_memory(what: str, fix: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def multiplies(dtype: str) -> bool:
+def multiplies_fast(dtype: str) -> bool:
     """Whether torch has quick products in "float32", "bfloat16" or "float16" here: on CUDA, and on
     CPUs for which oneDNN has such kernels. Elsewhere a gradient takes a hundred times longer.
     """

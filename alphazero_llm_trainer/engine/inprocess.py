@@ -20,10 +20,10 @@ import torch
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
-from .admission import Capabilities, Door, check_tokens
+from .admission import Capabilities, Door, check_room
 from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
-from .native import NativeLlama, library
+from .native import NativeLlama, load_library
 from .prefix_tree import PrefixTree
 from .protocol import Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .queue_rows import Call, DecodingRow, Rider, RowForward
@@ -75,7 +75,7 @@ class InProcessEngine(Engine):
         context = context_of(shape, settings.context)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
-        kernels = library() if settings.native == "auto" else None
+        kernels = load_library() if settings.native == "auto" else None
         reason = self._why_not()
         if reason is None:
             dtype = torch.float32  # of the kernels' keys and values, whatever the weights are
@@ -115,7 +115,7 @@ class InProcessEngine(Engine):
         """Why the kernels don't compute the model, or None where they do."""
         if self.settings.native != "auto":
             return "engine.native is off"
-        return NativeLlama.why_not(self.model) or (None if library() else kernel_status())
+        return NativeLlama.why_not(self.model) or (None if load_library() else kernel_status())
 
     def _make_forward(self) -> RowForward:
         """The fastest forward that computes the model's function here. Its weights may be copies:
@@ -153,15 +153,19 @@ class InProcessEngine(Engine):
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
-        """See `Engine.values`. What is known costs nothing and waits for nothing."""
+        """The value head's output in (0, 1) after the last token of each sequence. What is known
+        costs nothing and waits for nothing.
+        """
         if not self.valued:
             raise EngineError("the engine has no value head: give it one with set_value")
         for tokens in sequences:
-            check_tokens(tokens, self.capabilities, self.vocabulary, 0)
+            check_room(tokens, self.capabilities, self.vocabulary, 0)
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
-        """See `Engine.set_policy`."""
+        """Take new weights (None: the model object was changed in place); forget all that the old
+        ones gave, value head too.
+        """
         if self._busy():
             raise EngineError(
                 "set_policy was called while requests are under way: wait for them first"
@@ -178,8 +182,9 @@ class InProcessEngine(Engine):
         self.facts["forward"] = self.forward.facts()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
-        """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or
-        while requests are under way.
+        """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`;
+        None removes it. Raises EngineError for another shape than `[hidden size]` or while requests
+        are under way.
         """
         if self._busy():
             raise EngineError(
@@ -195,13 +200,17 @@ class InProcessEngine(Engine):
         self.tree.clear_values()
 
     def sleep(self) -> None:
-        """See `Engine.sleep`: its model is the trainer's own, the cache is given back."""
+        """Nothing will be asked for a while: give back the memory that can be given back. Its model
+        is the trainer's own, the cache is given back.
+        """
         if not self._busy():
             self.tree.release()
             self.forward.release()
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
+        """Drop what is cached of prompts and responses, so that the next call pays for all of its
+        own.
+        """
         self.tree.clear()
 
     # -- taking requests in ------------------------------------------------------------------------

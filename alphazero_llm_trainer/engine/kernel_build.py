@@ -40,7 +40,7 @@ class Kernels:
 
 
 @functools.cache
-def kernels() -> Kernels:
+def open_kernels() -> Kernels:
     """The kernels of this process, loaded once: from the cache folder, else compiled (about 2 s of
     a core).
     """
@@ -51,7 +51,7 @@ def kernel_status() -> str:
     """One line for `info`: who compiled the kernels and where they are kept, or what failed and
     what computes instead.
     """
-    return kernels().status
+    return open_kernels().status
 
 
 def load_kernels() -> Kernels:
@@ -73,7 +73,7 @@ def load_kernels() -> Kernels:
                 )
         with tempfile.TemporaryDirectory(prefix="alphazero-kernels-", dir=folder) as scratch:
             built = Path(scratch) / "kernels.so"
-            _run_compiler([*command, *_sources(".c"), "-o", str(built), "-lm"])
+            _run_compiler([*command, *_list_sources(".c"), "-o", str(built), "-lm"])
             library = ctypes.CDLL(str(built))  # what is loaded stays when its file goes
             if kept is not None:
                 built.chmod(0o600)
@@ -111,17 +111,17 @@ def _build_key(command: list[str]) -> tuple[str, str]:
     The macros that the compiler defines for the sources say its version, the processor's features
     that `native` stands for, and the C library's version.
     """
-    macros = _run_compiler([*command, "-dM", "-E", *_sources(".c")])
+    macros = _run_compiler([*command, "-dM", "-E", *_list_sources(".c")])
     content = hashlib.sha256()
     for part in (os.path.realpath(command[0]), *command[1:], macros):
         content.update(part.encode() + b"\0")
-    for source in _sources(".c", ".h"):
+    for source in _list_sources(".c", ".h"):
         content.update(Path(source).read_bytes() + b"\0")
     version = re.search(r'#define __VERSION__ "(.*)"', macros)
     return content.hexdigest()[:32], f"{command[0]} {version[1]}" if version else command[0]
 
 
-def _sources(*suffixes: str) -> list[str]:
+def _list_sources(*suffixes: str) -> list[str]:
     return sorted(str(path) for path in SOURCES.iterdir() if path.suffix in suffixes)
 
 

@@ -19,8 +19,8 @@ from ..config.sections import PREFILL_TOKENS
 from .decoder import Decoder, Out
 from .device import tell_once, text_config
 from .last_layer import LastLayer
-from .masks import DENSE, GROUPED, attention, grouped, masks
-from .prefix_tree import ROOT, PrefixTree
+from .masks import DENSE, GROUPED, grouped_attention, make_masks, use_attention
+from .prefix_tree import ROOT_NODE, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
@@ -90,31 +90,33 @@ class LibraryForward:
         self.mask_dtype = tree.dtype if self.attention == "eager" else torch.bool
         if self.attention == "sdpa" and whole._supports_attention_backend:
             self.attention = GROUPED
-            AttentionInterface.register(GROUPED, grouped)
+            AttentionInterface.register(GROUPED, grouped_attention)
         # transformers 5.24 renames it.
         takes = signature(whole.base_model.forward).parameters
         self.cache_name = "cache" if "cache" in takes else "past_key_values"
         self.decoder = Decoder(self._step, tree, graphs)
 
     def release(self) -> None:
-        """See `RowForward.release`."""
+        """Give memory back that it needs while it computes."""
         self.decoder.release()
 
     def facts(self) -> dict[str, Any]:
-        """See `RowForward.facts`."""
+        """What run.json says about it: its name, what it multiplies in, its threads."""
         products = str(self.tree.dtype).removeprefix("torch.")
         return {"name": self.name, "products": products, "threads": torch.get_num_threads()}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """See `RowForward.set_value`."""
+        """Have sigmoid(weight . h + bias) computed of every node's final hidden state h; None ends
+        that.
+        """
         self.value = None if weight is None else (weight.detach().to(self.tree.device), bias)
 
     @torch.inference_mode()
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See `RowForward.compute`."""
+        """Compute rows, ancestors before descendants; the class says what is ready then."""
         began = time.perf_counter()
         parts = []
-        for window in windows(sorted(rows, key=lambda row: len(row.nodes))):
+        for window in split_windows(sorted(rows, key=lambda row: len(row.nodes))):
             if len(window[0].nodes) > 1:
                 logprobs = self._prefill(window)
             else:
@@ -139,10 +141,12 @@ class LibraryForward:
         # A query sees the keys at its own position and before; padding is behind them.
         keys = torch.arange(paths.shape[1], device=paths.device)[None]
         seen = keys[:, None] <= positions[:, :, None]  # [n, S, L]
-        with attention(self.shape, self.attention):
+        with use_attention(self.shape, self.attention):
             hidden: torch.Tensor = self.model.base_model(
                 input_ids=ids,
-                attention_mask=masks(self.model.config, seen, positions, keys, self.mask_dtype),
+                attention_mask=make_masks(
+                    self.model.config, seen, positions, keys, self.mask_dtype
+                ),
                 position_ids=positions,
                 use_cache=True,
                 **{self.cache_name: self.cache},
@@ -156,7 +160,7 @@ class LibraryForward:
     def _step(
         self, ids: torch.Tensor, paths: torch.Tensor, nodes: torch.Tensor, positions: torch.Tensor
     ) -> Out:
-        """See `decoder.DecoderStep`."""
+        """One step of decoding on the device, of which a `Decoder` makes graphs."""
         at = (torch.arange(len(ids), device=ids.device), torch.zeros_like(ids))
         hidden = self._run(ids[:, None], paths, positions[:, None], nodes, at)[:, 0]
         return hidden, self._logprobs(hidden)
@@ -168,7 +172,7 @@ class LibraryForward:
         starts = np.array([row.start for row in rows])
         columns = np.arange(lengths.max())
         ids = np.zeros((len(rows), len(columns)), dtype=np.int64)  # [n, S]
-        paths = np.full((len(rows), (starts + lengths).max()), ROOT)  # [n, L]
+        paths = np.full((len(rows), (starts + lengths).max()), ROOT_NODE)  # [n, L]
         for i, row in enumerate(rows):
             ids[i, : len(row.nodes)] = [tree.token[node] for node in row.nodes]
             paths[i, : row.start + len(row.nodes)] = tree.path(row.nodes[-1])
@@ -188,8 +192,8 @@ class LibraryForward:
         return self._logprobs(hidden[torch.arange(len(rows), device=device), ends])
 
     def _settle(self, rows: list[DecodingRow], hidden: torch.Tensor) -> None:
-        """Note that the rows' nodes are computed, and their values of hidden states
-        `[new tokens, D]`.
+        """Mark the rows' nodes as computed, and store the value head's outputs for them;
+        `hidden` is `[new tokens, D]`.
         """
         tree, nodes = self.tree, [node for row in rows for node in row.nodes]
         for node in nodes:
@@ -237,7 +241,7 @@ class LibraryForward:
         return torch.stack(read) if read else None
 
 
-def windows(rows: list[DecodingRow]) -> Iterator[list[DecodingRow]]:
+def split_windows(rows: list[DecodingRow]) -> Iterator[list[DecodingRow]]:
     """Rows (sorted by length) that are computed together: those of one token, then longer ones with
     little padding.
     """

@@ -15,14 +15,14 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 DENSE = ("sdpa", "eager")  # attention that takes a 4-D tensor as its mask
-GROUPED = "grouped"  # what `grouped` is called in transformers
+GROUPED = "grouped"  # what `grouped_attention` is called in transformers
 FLEX = "flex_attention"  # takes blocks of one, which is held in bytes while they are made
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 Masks = torch.Tensor | dict[str, torch.Tensor]
 BlockMasks = BlockMask | dict[str, BlockMask]
 
 
-def spans(config: Any) -> dict[str, int | None]:
+def layer_spans(config: Any) -> dict[str, int | None]:
     """What kinds of layers a model has, and how far each sees: tokens of a window or a chunk, None
     for all.
 
@@ -40,7 +40,7 @@ def spans(config: Any) -> dict[str, int | None]:
     return {SLIDING: window} if window else {CHUNKED: chunk} if chunk else {FULL: None}
 
 
-def masks(
+def make_masks(
     config: Any, seen: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype
 ) -> Masks:
     """The mask of every layer `[G, 1, N, M]`, or one by kind of layer where they differ.
@@ -53,11 +53,11 @@ def masks(
         dtype: of an additive mask; bool for one that is True where a query sees.
     """
     made: dict[str, torch.Tensor] = {}
-    for kind, span in spans(config).items():
+    for kind, span in layer_spans(config).items():
         if span is None or seen.shape[-1] <= span:
             made[kind] = seen
         else:
-            made[kind] = seen & near(kind, span, queries[:, :, None], keys[:, None, :])
+            made[kind] = seen & is_near(kind, span, queries[:, :, None], keys[:, None, :])
     if all(mask is seen for mask in made.values()):
         made = {FULL: seen}
     if dtype != torch.bool:
@@ -69,7 +69,7 @@ def masks(
     return made if len(made) > 1 else next(iter(made.values()))
 
 
-def near(kind: str, span: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def is_near(kind: str, span: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Whether layers of a kind see a key at a position as far before their query's."""
     return query // span == key // span if kind == CHUNKED else query - key < span
 
@@ -85,18 +85,18 @@ def block_masks(
         if span is None or positions.shape[1] <= span:
             return seen
         return lambda g, h, q, k: (
-            seen(g, h, q, k) & near(kind, span, positions[g, q], positions[g, k])
+            seen(g, h, q, k) & is_near(kind, span, positions[g, q], positions[g, k])
         )
 
     count, width = positions.shape
     made = {
         kind: create_block_mask(of(kind, span), count, None, width, width, device=positions.device)
-        for kind, span in spans(config).items()
+        for kind, span in layer_spans(config).items()
     }
     return made if len(made) > 1 else next(iter(made.values()))
 
 
-def grouped(
+def grouped_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
 ) -> tuple[torch.Tensor, None]:
     """transformers' `sdpa`; of one query a row, the heads of a key-value head are queries of it
@@ -123,7 +123,7 @@ def grouped(
 
 
 @contextmanager
-def attention(shape: Any, name: str) -> Iterator[None]:
+def use_attention(shape: Any, name: str) -> Iterator[None]:
     """Attention of a name within, for the layers that a configuration belongs to."""
     own, shape._attn_implementation = shape._attn_implementation, name
     try:

@@ -24,16 +24,18 @@ from ..errors import EngineError
 from .device import kv_shape
 from .library_forward import LibraryForward
 from .masks import for_any_device
-from .precision import uncovered
+from .precision import why_uncovered
 from .prefix_tree import PrefixTree
 from .queue_rows import DecodingRow
 
 LAYERS, HEADS, WORDS, INNER, EXPERTS = 4, 4, 96, 48, 4
-KINDS = 4  # values that a list with an entry a layer may have: kinds of layers, no numbers of them
+MOST_KINDS = (
+    4  # values that a list with an entry a layer may have: kinds of layers, no numbers of them
+)
 SPAN = 6  # tokens of a window
 LENGTH = 4 * SPAN  # of a trial
 GAP = 1e-3  # nats: fp32 has 1e-5, a wrong window tenths
-SIZES = 150_000_000  # parameters that a trial may have
+TRIAL_SIZE = 150_000_000  # parameters that a trial may have
 
 log = logging.getLogger(__name__)
 _tried: dict[
@@ -41,7 +43,7 @@ _tried: dict[
 ] = {}  # gaps by trial and configuration, None where a trial ended in an error
 
 
-def trial(model: Any, context: float, gap: Callable[[Any], float]) -> float | None:
+def try_miniature(model: Any, context: float, gap: Callable[[Any], float]) -> float | None:
     """`gap` (nats) of a small copy of `model`, once for each configuration; None where an error
     ended it. `context` is how many tokens a sequence may have.
     """
@@ -55,7 +57,7 @@ def trial(model: Any, context: float, gap: Callable[[Any], float]) -> float | No
         verbosity = transformers_logging.get_verbosity()
         transformers_logging.set_verbosity(logging.CRITICAL)
         try:
-            _tried[key] = gap(miniature(model, context))
+            _tried[key] = gap(make_miniature(model, context))
         except Exception as error:  # any at all: this architecture isn't understood
             log.debug("a trial of %s ended", key[1], exc_info=error)
             _tried[key] = None
@@ -70,7 +72,7 @@ def check_forward(model: Any, context: int) -> None:
     """
     if is_plain(model):
         return
-    gap = trial(model, context, engine_gap)
+    gap = try_miniature(model, context, engine_gap)
     if gap is not None and gap <= GAP:
         return
     reason = (
@@ -86,13 +88,13 @@ def check_forward(model: Any, context: int) -> None:
 
 def is_plain(model: Any) -> bool:
     """Whether a model is of a kind that the C kernels compute, and its forward known."""
-    return uncovered({**model.config.to_dict(), "quantization_config": None}) is None
+    return why_uncovered({**model.config.to_dict(), "quantization_config": None}) is None
 
 
 # -- the small model -------------------------------------------------------------------------------
 
 
-def miniature(model: Any, context: float) -> Any:
+def make_miniature(model: Any, context: float) -> Any:
     """A small model of `model`'s class with random weights, in fp32 on the CPU."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
@@ -103,22 +105,22 @@ def miniature(model: Any, context: float) -> Any:
         if isinstance(part, PreTrainedConfig) and part is not text:
             # An eye's or an ear's configuration: as small as it can be made.
             with suppress(AttributeError):
-                shrink(part, context)
-    shrink(text, context)
+                shrink_shape(part, context)
+    shrink_shape(text, context)
     kind = type(getattr(model, "shared", model))
     with torch.device("meta"):
-        if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > SIZES:
+        if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > TRIAL_SIZE:
             raise EngineError(f"a small {kind.__name__} is too large")
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(0)
         small = kind(config).float().eval()
-        randomise(small)
+        randomise_weights(small)
     return small
 
 
 @torch.no_grad()
-def randomise(model: Any) -> None:
-    """Give a model random weights with which its tokens tell much of each other."""
+def randomise_weights(model: Any) -> None:
+    """Give a model random weights, of a size at which each token changes what later ones see."""
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         if parameter.ndim > 1:
@@ -127,7 +129,7 @@ def randomise(model: Any) -> None:
             parameter.nan_to_num_().add_(noise, alpha=0.2)
 
 
-def shrink(shape: Any, context: float) -> None:
+def shrink_shape(shape: Any, context: float) -> None:
     """Make a configuration's model small in place; windows that `context` tokens exceed get `SPAN`
     tokens.
     """
@@ -176,7 +178,7 @@ def shrink_layers(shape: Any) -> None:
         if isinstance(value, list | tuple) and len(value) == layers:
             lists[name] = value
             kinds = [str(kind) for kind in value]
-            if len(set(kinds)) <= KINDS:
+            if len(set(kinds)) <= MOST_KINDS:
                 kept = max(kept, *(kinds.index(kind) + 1 for kind in set(kinds)))
     shape.num_hidden_layers = kept
     for name, value in lists.items():

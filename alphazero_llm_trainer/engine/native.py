@@ -25,8 +25,16 @@ import torch
 from torch import nn
 
 from ..errors import EngineError
-from .kernel_build import kernels
-from .precision import FLOATS, KINDS, Precision, kernel_threads, product_unit, uncovered, unit_name
+from .kernel_build import open_kernels
+from .precision import (
+    FLOATS,
+    KERNEL_MODELS,
+    Precision,
+    kernel_threads,
+    product_unit,
+    unit_name,
+    why_uncovered,
+)
 from .prefix_tree import PrefixTree
 from .queue_rows import Computed, DecodingRow
 
@@ -66,11 +74,11 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
     """The compiled kernels (see `kernel_build`) with the types of their functions, or None where
     none can be built.
     """
-    loaded = kernels().library
+    loaded = open_kernels().library
     for name, types in FUNCTIONS.items() if loaded is not None else ():
         function = getattr(loaded, name)
         function.argtypes, function.restype = types
@@ -86,7 +94,7 @@ def rotary_table(inner: LlamaModel) -> tuple[torch.Tensor, torch.Tensor]:
     return cos[0], sin[0]
 
 
-def adapters(
+def active_adapters(
     linears: Sequence[Any], active: Sequence[str] | None
 ) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
     """The active adapters of linear layers over one input: layer, A `[r, in]`, and B times its
@@ -116,7 +124,7 @@ def with_adapters(
     Weights and adapters are not added up: what an adapter adds would be lost in rounding to
     bfloat16.
     """
-    active_ones, weights = adapters(linears, active), []
+    active_ones, weights = active_adapters(linears, active), []
     for linear in linears:
         base = getattr(linear, "base_layer", linear).weight
         columns = [
@@ -126,7 +134,7 @@ def with_adapters(
     return weights, torch.cat([a for _, a, _ in active_ones]) if active_ones else None
 
 
-def inputs(layer: Any) -> tuple[list[Any], ...]:
+def group_linears(layer: Any) -> tuple[list[Any], ...]:
     """A layer's linear layers, those over one input together."""
     attention, mlp = layer.self_attn, layer.mlp
     joined = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -137,7 +145,7 @@ def layer_weights(
     layer: Any, active: Sequence[str] | None
 ) -> tuple[list[torch.Tensor | None], array[int]]:
     """What `model_layer` of the kernels takes: weights in its order, and ranks."""
-    groups = inputs(layer)
+    groups = group_linears(layer)
     biases = [part.bias for part in groups[0] if getattr(part, "bias", None) is not None]
     norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
     (qkv, out, gate_up, down), low = zip(
@@ -150,7 +158,7 @@ def layer_weights(
 
 
 @contextmanager
-def addresses(weights: Sequence[torch.Tensor | None]) -> Iterator[Any]:
+def weight_addresses(weights: Sequence[torch.Tensor | None]) -> Iterator[Any]:
     """Where the weights are in fp32, None as NULL."""
     plain = [None if weight is None else weight.detach().float().contiguous() for weight in weights]
     yield (c_void_p * len(plain))(
@@ -163,8 +171,8 @@ def parameter_count(model: Any) -> int:
 
 
 class NativeLlama:
-    """`queue_rows.RowForward` in C, for a model of `precision.KINDS` on the CPU, where `library`
-    has the kernels. It has its own packed copy of the weights.
+    """`queue_rows.RowForward` in C, for a model of `precision.KERNEL_MODELS` on the CPU, where
+    `load_library` has the kernels. It has its own packed copy of the weights.
 
     `unit` is what computes its products: `precision.product_unit` of `dtype`, `engine.dtype`.
     Raises ConfigError where that can't be had.
@@ -173,7 +181,7 @@ class NativeLlama:
     name = "native"
 
     def __init__(self, model: Any, tree: PrefixTree, dtype: Precision = "auto") -> None:
-        kernels = library()
+        kernels = load_library()
         assert kernels is not None
         self.kernels, self.tree, self.valued = kernels, tree, False
         self.parameters = parameter_count(model)
@@ -187,9 +195,9 @@ class NativeLlama:
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         cos, sin = (table[:, : head_dim // 2] for table in rotary_table(inner))
         ranks = [
-            sum(len(a) for _, a, _ in adapters(group, active))
+            sum(len(a) for _, a, _ in active_adapters(group, active))
             for each in inner.layers
-            for group in inputs(each)
+            for group in group_linears(each)
         ]
         dimensions = Shape(
             layers=shape.num_hidden_layers,
@@ -210,13 +218,13 @@ class NativeLlama:
             cos,
             sin,
         ]
-        with addresses(outer) as pointers:
+        with weight_addresses(outer) as pointers:
             self.model = kernels.model_new(ctypes.byref(dimensions), pointers, self.unit)
         weakref.finalize(self, kernels.model_free, self.model)
         # One at a time: weights of half the size are copied first.
         for i, layer in enumerate(inner.layers):
             weights, sizes = layer_weights(layer, active)
-            with addresses(weights) as pointers:
+            with weight_addresses(weights) as pointers:
                 if not self.model or not kernels.model_layer(
                     self.model, i, pointers, sizes.buffer_info()[0]
                 ):
@@ -228,11 +236,11 @@ class NativeLlama:
     @staticmethod
     def why_not(model: Any) -> str | None:
         """Why torch must compute this model, or None where the kernels can."""
-        reason = uncovered(model.config.to_dict())
+        reason = why_uncovered(model.config.to_dict())
         if reason is not None:
             return reason
         model = getattr(model, "shared", model)
-        if type(model).__name__ != KINDS[model.config.model_type]:
+        if type(model).__name__ != KERNEL_MODELS[model.config.model_type]:
             return f"the kernels don't compute a {type(model).__name__}"
         for name, module in model.named_modules():
             adapted = hasattr(module, "lora_A")
@@ -261,11 +269,13 @@ class NativeLlama:
         return kernel_threads(self.parameters, torch.get_num_threads())
 
     def facts(self) -> dict[str, Any]:
-        """See `RowForward.facts`."""
+        """What run.json says about it: its name, what it multiplies in, its threads."""
         return {"name": self.name, "products": unit_name(self.unit), "threads": self.threads}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
-        """See `RowForward.set_value`."""
+        """Have sigmoid(weight . h + bias) computed of every node's final hidden state h; None ends
+        that.
+        """
         plain = None if weight is None else weight.detach().to("cpu", torch.float32).contiguous()
         if not self.kernels.model_value(
             self.model, None if plain is None else plain.data_ptr(), bias
@@ -274,10 +284,12 @@ class NativeLlama:
         self.valued = plain is not None
 
     def release(self) -> None:
-        """See `RowForward.release`: the kernels keep nothing."""
+        """Give memory back that it needs while it computes. The kernels keep nothing."""
 
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See `RowForward.compute`. A node that several rows need is computed once."""
+        """Compute rows, ancestors before descendants; the class says what is ready then. A node
+        that several rows need is computed once.
+        """
         tree = self.tree
         plan = _Plan(tree, rows)
         nodes, keep, target = plan.nodes, array("q", plan.keep), array("i", plan.target)

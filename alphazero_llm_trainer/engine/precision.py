@@ -9,26 +9,30 @@ from typing import Any, Literal
 
 from ..config.train import LARGE
 from ..errors import ConfigError
-from .kernel_build import kernels
+from .kernel_build import open_kernels
 
 FLOATS = 0
 UNITS = {1: "AVX512-BF16", 2: "AMX"}  # `enum unit` of kernels/products.h
 
 # Model types and their classes: Llama, with biases on q, k and v (Qwen2), with norms of each head
 # of q and k (Qwen3).
-KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+KERNEL_MODELS = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 ROPES = ("default", "linear", "llama3")  # other rotary embeddings depend on the length
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-def uncovered(shape: Mapping[str, Any]) -> str | None:
+def why_uncovered(shape: Mapping[str, Any]) -> str | None:
     """Why the kernels can't compute a model whose config.json says `shape`, or None where they
     can.
     """
     kind = shape.get("model_type")
-    if kind not in KINDS:
-        return f"the kernels compute {', '.join(KINDS)} and not {kind}"
+    if kind not in KERNEL_MODELS:
+        return f"the kernels compute {', '.join(KERNEL_MODELS)} and not {kind}"
     rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
     turns = rope.get("rope_type") or rope.get("type") or "default"
     if turns not in ROPES:
@@ -54,7 +58,7 @@ def product_unit(wanted: Precision, parameters: int) -> int:
     """
     if wanted == "float32" or (wanted == "auto" and parameters < LARGE):
         return FLOATS
-    loaded = kernels()
+    loaded = open_kernels()
     unit = FLOATS if loaded.library is None else int(loaded.library.bf16_unit())
     if unit == FLOATS and wanted == "bfloat16":
         reason = (

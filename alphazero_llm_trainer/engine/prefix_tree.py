@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-ROOT = 0
+ROOT_NODE = 0
 NAN = float("nan")
 
-Pairs = tuple[tuple[int, float], ...]
+TokenPairs = tuple[tuple[int, float], ...]
 
 
 class PrefixTree:
@@ -68,7 +68,7 @@ class PrefixTree:
         if self._states is None:
             capacity, layers, *node = self.states_shape
             pool = torch.empty((layers, capacity, *node), dtype=self.dtype, device=self.device)
-            pool[:, ROOT] = 0.0  # what padding reads, which has to be numbers
+            pool[:, ROOT_NODE] = 0.0  # what padding reads, which has to be numbers
             # A layer's nodes lie together: attention reads one layer at a time.
             self._states = pool.transpose(0, 1)
         return self._states
@@ -90,7 +90,7 @@ class PrefixTree:
             array("d", [NAN]) * self.capacity,
         )
         self.children: list[dict[int, int]] = [{}]
-        self.ready[ROOT] = True
+        self.ready[ROOT_NODE] = True
         self.free: list[int] = []  # nodes that were dropped
         self.clock = 0
 
@@ -116,8 +116,8 @@ class PrefixTree:
     def walk(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of `tokens` from the root, made where missing."""
         self.clock += 1
-        path = self._known(tokens)
-        node = path[-1] if path else ROOT
+        path = self._find_known(tokens)
+        node = path[-1] if path else ROOT_NODE
         for token in tokens[len(path) :]:
             node = self.child(node, token)
             self.stamp[node] = self.clock
@@ -127,14 +127,14 @@ class PrefixTree:
     def find(self, tokens: Sequence[int]) -> int | None:
         """The node of `tokens`, or None where there is none; nothing is made. Counts as a use."""
         self.clock += 1
-        path = self._known(tokens)
+        path = self._find_known(tokens)
         if len(path) < len(tokens):
             return None
-        return path[-1] if path else ROOT
+        return path[-1] if path else ROOT_NODE
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def _find_known(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of `tokens` from the root, as far as they are there. Counts as a use."""
-        node: int | None = ROOT
+        node: int | None = ROOT_NODE
         nodes: list[int] = []
         for token in tokens:
             node = self.children[node].get(token)  # type: ignore[index]
@@ -147,7 +147,7 @@ class PrefixTree:
     def path(self, node: int) -> list[int]:
         """The nodes from the root (left out) down to `node`."""
         nodes = []
-        while node != ROOT:
+        while node != ROOT_NODE:
             nodes.append(node)
             node = self.parent[node]
         nodes.reverse()
@@ -203,6 +203,6 @@ class PrefixTree:
         """How many nodes can be made without dropping any."""
         return self.capacity - len(self.children) + len(self.free)
 
-    def used(self) -> int:
+    def count_used(self) -> int:
         """How many nodes hold a token."""
         return len(self.children) - 1 - len(self.free)

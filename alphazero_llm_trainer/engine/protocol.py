@@ -5,14 +5,15 @@ teachers that speak text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EngineError
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, Step, text_of
-from .admission import Capabilities, check_ids, check_request, check_tokens
+from .admission import Capabilities, check_ids, check_request, check_room
 from .step_ends import StepEnds
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Engine(ABC):
     async def score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
         for prefix, continuation in sequences:
-            check_tokens(prefix, self.capabilities, self.vocabulary, len(continuation))
+            check_room(prefix, self.capabilities, self.vocabulary, len(continuation))
             check_ids(continuation, self.vocabulary)
         return await self._score(sequences)
 
@@ -156,7 +157,7 @@ class Engine(ABC):
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            check_tokens(prefix, self.capabilities, self.vocabulary, 1)
+            check_room(prefix, self.capabilities, self.vocabulary, 1)
         return await self._topk(prefixes, k)
 
     @abstractmethod
@@ -370,6 +371,15 @@ class StepPolicy(ABC):
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """Token ids of the prompt that asks a problem's question."""
 
+    @asynccontextmanager
+    async def episode(self, problem: Problem) -> AsyncIterator[None]:
+        """Everything that is asked about a problem is asked within it."""
+        yield
+
+    def state_answer(self, problem: Problem, response: str) -> str:
+        """What of a response states its answer: all, or what an episode ended with."""
+        return response
+
     async def continuations(
         self,
         problem: Problem,
@@ -394,7 +404,7 @@ class StepPolicy(ABC):
     async def draw(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """See `continuations`."""
+        """What is `wanted` after `steps`, as `continuations` tells it, and what that cost."""
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

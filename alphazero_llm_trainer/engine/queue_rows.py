@@ -104,7 +104,7 @@ class RowForward(Protocol):
     name: str
 
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
-        """See the class."""
+        """Compute rows, ancestors before descendants; the class says what is ready then."""
         ...
 
     def facts(self) -> dict[str, Any]:

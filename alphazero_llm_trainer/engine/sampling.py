@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .prefix_tree import Pairs
-from .without import Taken, place_of, tempered
+from .prefix_tree import TokenPairs
+from .without import Taken, place_of, temper_logprob
 
 UNIT = 2.0**40  # of whole numbers, the chance of a row's likeliest token
-TILE = 2**23  # chances that a device computes at a time: what it needs of them is about 200 MB
+# Chances that a device computes at a time: what it needs of them is about 200 MB.
+CHANCES_TILE = 2**23
 
 
 class Special(NamedTuple):
@@ -84,7 +85,7 @@ class Sampler:
                 token = draw_nucleus(after, temperatures[i], top_p, uniforms[i])
             tokens[i], logprobs[i] = token, float(after[token])
             if warm is not None:
-                drawn.tempered[i] = tempered(after, warm, token)
+                drawn.tempered[i] = temper_logprob(after, warm, token)
         return drawn
 
     def _draw(
@@ -92,7 +93,7 @@ class Sampler:
     ) -> tuple[list[int], list[float]]:
         """Tokens of whole distributions, and their log-probabilities."""
         if self.kernels is None:
-            return _draw(table.numpy(), rows, temperatures, uniforms)
+            return _draw_tokens(table.numpy(), rows, temperatures, uniforms)
         count, vocabulary = len(rows), table.shape[1]
         index, warm, at = array("q", rows), array("d", temperatures), array("d", uniforms)
         tokens, logprobs, work = (
@@ -113,7 +114,7 @@ class Sampler:
         )
         return tokens.tolist(), logprobs.tolist()
 
-    def top(self, table: torch.Tensor, rows: Sequence[int], k: int) -> list[Pairs]:
+    def top(self, table: torch.Tensor, rows: Sequence[int], k: int) -> list[TokenPairs]:
         """The k likeliest (token, log-probability) pairs of each row, likeliest first, of equal
         ones the first.
         """
@@ -157,10 +158,10 @@ class DeviceSampler(Sampler):
         uniforms: list[float],
         special: Mapping[int, Special],
     ) -> Draws:
-        """See `Sampler.draw`."""
+        """A token for each (row, temperature, uniform number), and its log-probability."""
         numbers = torch.tensor([temperatures, uniforms], dtype=torch.float64).to(table.device)
         index = torch.tensor(rows).to(table.device)
-        size = max(1, TILE // table.shape[1])
+        size = max(1, CHANCES_TILE // table.shape[1])
         if not special and not any(temperatures):
             best = [table[part].max(1) for part in index.split(size)]
             tokens = [token for part in best for token in part.indices.tolist()]
@@ -179,11 +180,13 @@ class DeviceSampler(Sampler):
         return Draws([int(token) for token in tokens], logprobs, told)
 
     @torch.inference_mode()
-    def top(self, table: torch.Tensor, rows: Sequence[int], k: int) -> list[Pairs]:
-        """See `Sampler.top`."""
+    def top(self, table: torch.Tensor, rows: Sequence[int], k: int) -> list[TokenPairs]:
+        """The k likeliest (token, log-probability) pairs of each row, likeliest first, of equal
+        ones the first.
+        """
         words = table.shape[1]
-        found: list[Pairs] = []
-        for part in torch.tensor(rows).split(max(1, TILE // words)):
+        found: list[TokenPairs] = []
+        for part in torch.tensor(rows).split(max(1, CHANCES_TILE // words)):
             chosen = table[part.to(table.device)]  # [n, V], none above 0
             # A number's bits without its sign grow as it falls; of equal ones the first is least.
             order = chosen.abs().view(torch.int32).long() * words
@@ -216,7 +219,7 @@ def _draw_on_device(
     ]
     nuclei = {i: each.top_p for i, each in special.items() if each.top_p < 1 and not each.taken}
     warm = {i: each.tempered for i, each in special.items() if each.tempered is not None}
-    chances = _chances(after, temperatures)
+    chances = _relative_chances(after, temperatures)
     if shares:  # q(a) is proportional to p_T(a) (1 - share(s a))
         i, token, share = zip(*shares, strict=True)
         taken, left = (on(i), on(token)), after.clone()
@@ -224,7 +227,7 @@ def _draw_on_device(
         # What is taken wholly goes before the maximum: beside it little of the others would be
         # left.
         left[taken] = left[taken].where(weights > 0, -torch.inf)
-        left = _chances(left, temperatures)
+        left = _relative_chances(left, temperatures)
         left[taken] *= weights
         most = left.amax(1, keepdim=True)  # [n, 1]
         chances = (left / most).where(most > 0, chances)
@@ -253,7 +256,7 @@ def _draw_on_device(
     return made
 
 
-def _chances(logprobs: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+def _relative_chances(logprobs: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     """p_T(a) / p_T(likeliest) = exp((l_a - l_likeliest) / T) of `[n, V]`; 0 where nothing is
     possible.
     """
@@ -276,7 +279,7 @@ def draw_nucleus(logprobs: np.ndarray, temperature: float, top_p: float, uniform
     return int(order[place_of(uniform, sums[:size])])
 
 
-def _draw(
+def _draw_tokens(
     table: np.ndarray, rows: list[int], temperatures: list[float], uniforms: list[float]
 ) -> tuple[list[int], list[float]]:
     """`Sampler.draw` in numpy."""

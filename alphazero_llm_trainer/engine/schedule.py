@@ -16,7 +16,7 @@ import torch
 
 from ..errors import EngineError
 from ..types import Cost
-from .prefix_tree import Pairs, PrefixTree
+from .prefix_tree import PrefixTree, TokenPairs
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Sampler, Special
@@ -32,7 +32,7 @@ class _Drawn(NamedTuple):
 
     tokens: list[int]
     logprobs: list[float]
-    tops: dict[int, Pairs]
+    tops: dict[int, TokenPairs]
 
 
 class Schedule:
@@ -310,7 +310,7 @@ class Schedule:
                 rider.taken = rider.taken.after.get(tokens[i])
             if i in warm:
                 rider.tempered.append(warm[i])
-        tops: dict[int, Pairs] = {}
+        tops: dict[int, TokenPairs] = {}
         for k, draws in wanted.items():
             tops.update(
                 zip(draws, self.sampler.top(table, [rows[i] for i in draws], k), strict=True)

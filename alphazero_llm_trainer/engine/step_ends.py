@@ -116,7 +116,7 @@ def response_steps(
 
 
 @functools.lru_cache
-def joins(tokenizer: Any) -> bool:
+def joins_texts(tokenizer: Any) -> bool:
     """Whether the texts of a tokenizer's tokens join to their whole text, and the tokens of lines
     to those of their text: byte-level ones do, and the embedded student's. SentencePiece's have a
     space before a text's first word, and none of it in the text of its tokens.
@@ -133,7 +133,7 @@ def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
     texts = [""] * (ids[-1] + 1)
     decode = functools.partial(tokenizer.decode, clean_up_tokenization_spaces=False)
     for i in ids:
-        texts[i] = decode([i]) if joins(tokenizer) else token_text(decode, i)
+        texts[i] = decode([i]) if joins_texts(tokenizer) else token_text(decode, i)
     ending, goes_on = RULES[rule]
     pattern = re.compile(ending)
     return StepEnds(

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError, EngineError, first_line
 from .background import LoopThread, block_interrupts
-from .completions import Answer, Ask, CompletionEngine, ranked, sampling
+from .completions import Answer, Ask, CompletionEngine, rank_tokens, sampling_fields
 from .device import release_cache
-from .vllm_launch import Launch, quiet
+from .vllm_launch import Launch, quiet_vllm
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
 SHUTDOWN_SECONDS = 30.0
@@ -49,7 +49,7 @@ class VllmEngine(CompletionEngine):
 
     def __init__(self, model: Any, *, launch: Launch, **ends: Any) -> None:
         super().__init__(model, context=launch.context, **ends)
-        quiet()
+        quiet_vllm()
         try:
             import vllm
             from vllm import SamplingParams
@@ -99,13 +99,13 @@ class VllmEngine(CompletionEngine):
         try:
             self._clients = [self.thread.wait(start())]
         except (RuntimeError, ValueError, OSError, TypeError, AssertionError) as error:
-            shut([], self.thread, self.versions)
+            shut_engine([], self.thread, self.versions)
             raise EngineError(
                 f"vLLM can't start with {launch.arguments['model']} ({first_line(error)}): its log "
                 "above says more; lower"
                 " engine.max_context or engine.vllm.gpu_memory, or set engine.backend=inprocess"
             ) from error
-        self._end = weakref.finalize(self, shut, self._clients, self.thread, self.versions)
+        self._end = weakref.finalize(self, shut_engine, self._clients, self.thread, self.versions)
 
     @property
     def client(self) -> Any:
@@ -124,12 +124,14 @@ class VllmEngine(CompletionEngine):
         """
         if self.launch.sleeps and not self._asleep:
             self.reset_prefix_cache()
-            self.thread.wait(self._called(self.client.sleep(level=1)))
+            self.thread.wait(self._call_engine(self.client.sleep(level=1)))
             self._asleep = True
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
-        self.thread.wait(self._called(self.client.reset_prefix_cache()))
+        """Drop what is cached of prompts and responses, so that the next call pays for all of its
+        own.
+        """
+        self.thread.wait(self._call_engine(self.client.reset_prefix_cache()))
 
     # -- on the thread's event loop ----------------------------------------------------------------
 
@@ -137,14 +139,14 @@ class VllmEngine(CompletionEngine):
         async with self._waking:
             if self._asleep:
                 release_cache()  # what the trainer's updates left; vLLM takes its memory back
-                await self._called(self.client.wake_up())
+                await self._call_engine(self.client.wake_up())
                 self._asleep = False
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
         await self._awake()
         prompt, name = {"prompt_token_ids": list(ask.prompt_ids)}, str(next(self._numbers))
         kind = self._final if ask.max_steps is None else self._so_far
-        parameters = self._params(**sampling(ask), detokenize=False, output_kind=kind)
+        parameters = self._params(**sampling_fields(ask), detokenize=False, output_kind=kind)
         most = math.inf if ask.max_steps is None else ask.max_steps
         output: Any = None
         try:
@@ -156,10 +158,10 @@ class VllmEngine(CompletionEngine):
                     if len(self.step_ends.cut(output.outputs[0].token_ids)) >= most:
                         break  # closing the stream aborts the rest
         except self._failures as error:
-            raise EngineError(failure(error)) from error
-        return read(output, ask)
+            raise EngineError(describe_failure(error)) from error
+        return read_output(output, ask)
 
-    async def _called(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _call_engine(self, work: Coroutine[Any, Any, T]) -> T:
         """What vLLM answers to a call that is no request. Raises EngineError where it fails.
 
         vLLM leaves such a call waiting for ever when its process ends before it answers.
@@ -171,7 +173,7 @@ class VllmEngine(CompletionEngine):
                     raise self.client.dead_error
             return task.result()
         except self._failures as error:
-            raise EngineError(failure(error)) from error
+            raise EngineError(describe_failure(error)) from error
         finally:
             task.cancel()
 
@@ -186,25 +188,25 @@ class VllmEngine(CompletionEngine):
                 )
             write_adapter(self.model, folder)
             new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora
-            await self._called(self.client.add_lora(new))
+            await self._call_engine(self.client.add_lora(new))
             self._lora = new
             if old is not None:
-                await self._called(self.client.remove_lora(old.lora_int_id))
+                await self._call_engine(self.client.remove_lora(old.lora_int_id))
                 self.versions.drop(Path(old.lora_path))
         elif self.launch.reloads:
             write_weights(self.model, folder)
             try:
-                await self._called(
+                await self._call_engine(
                     self.client.collective_rpc(
                         "reload_weights", kwargs={"weights_path": str(folder)}
                     )
                 )
             finally:
                 self.versions.drop(folder)
-        await self._called(self.client.reset_prefix_cache())
+        await self._call_engine(self.client.reset_prefix_cache())
 
 
-def read(output: Any, ask: Ask) -> Answer:
+def read_output(output: Any, ask: Ask) -> Answer:
     """vLLM's RequestOutput as an Answer."""
     [completion] = output.outputs
     if completion.finish_reason == "abort":
@@ -215,7 +217,8 @@ def read(output: Any, ask: Ask) -> Answer:
     )
     top = (
         tuple(
-            ranked({t: p.logprob for t, p in row.items()}, ask.top_k) for row in completion.logprobs
+            rank_tokens({t: p.logprob for t, p in row.items()}, ask.top_k)
+            for row in completion.logprobs
         )
         if ask.top_k
         else ()
@@ -227,7 +230,7 @@ def read(output: Any, ask: Ask) -> Answer:
     return Answer(ids, logprobs, top, output.num_cached_tokens or 0, scores)
 
 
-def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
+def shut_engine(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
     """End vLLM's processes, the thread and the temporary folder; nothing holds the client any
     more.
     """
@@ -249,7 +252,7 @@ def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
     versions.close()
 
 
-def failure(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """One sentence on a vLLM that failed under way."""
     return (
         f"vLLM failed ({first_line(error)}): its log above says more; load the student again, a "

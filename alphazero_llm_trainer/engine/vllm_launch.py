@@ -101,7 +101,7 @@ def launch_for(
     return Launch(arguments, context, lora, not lora and not quantised, cuda)
 
 
-def quiet() -> None:
+def quiet_vllm() -> None:
     """vLLM's notices stay out of the user's terminal, its errors don't; what the user has set stays
     as it is.
     """

@@ -26,17 +26,17 @@ import httpx
 from ..config.sections import EngineConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
-from .completions import Answer, Ask, CompletionEngine, ranked, sampling
+from .completions import Answer, Ask, CompletionEngine, rank_tokens, sampling_fields
 from .vllm_weights import Versions, has_adapter, write_adapter
 
-ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
+REQUEST_ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
 SAMPLE_TEXT = (
     "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
 )
 LEAVE_SECONDS = 10.0  # for the server to unload the adapter, at the end
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
-TIMEOUT_SECONDS = 600.0  # of one request
+REQUEST_SECONDS = 600.0  # of one request
 MAX_CONCURRENT = 256  # requests under way at once
 
 
@@ -79,10 +79,12 @@ class ServerEngine(CompletionEngine):
         self.thread = LoopThread("vllm-server")
         self.client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(TIMEOUT_SECONDS, connect=10.0, pool=None),
+            timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0, pool=None),
             limits=httpx.Limits(max_connections=MAX_CONCURRENT),
         )
-        self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions, self.url)
+        self._end = weakref.finalize(
+            self, shut_client, self.client, self.thread, self.versions, self.url
+        )
         try:
             self.base, served, swaps = self.thread.wait(self._greet(tokenizer, ends["eos_id"]))
         except EngineError:
@@ -130,14 +132,14 @@ class ServerEngine(CompletionEngine):
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
         model = self.base if base or self.folder is None else self.folder.name
-        answer = await self._send(f"{self.url}/completions", body(ask, model))
+        answer = await self._send(f"{self.url}/completions", request_body(ask, model))
         # A base model may answer under another of its names, an adapter has one.
         if model != self.base and answer.get("model") != model:
             raise EngineError(
                 f"the server at {self.url} answered with {answer['model']} instead of {model}: "
                 "versions of a policy may not be mixed; is somebody else changing its adapters?"
             )
-        return parse(answer, ask)
+        return parse_answer(answer, ask)
 
     async def _push(self) -> None:
         if not has_adapter(self.model):
@@ -172,7 +174,7 @@ class ServerEngine(CompletionEngine):
                     "GET" if content is None else "POST", url, json=content
                 )
             except httpx.TransportError as error:
-                if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
+                if attempt == REQUEST_ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise EngineError(
                         f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): "
                         "start it, or correct engine.vllm.base_url"
@@ -199,21 +201,21 @@ class ServerEngine(CompletionEngine):
             ) from error
 
 
-def body(ask: Ask, model: str) -> dict[str, Any]:
+def request_body(ask: Ask, model: str) -> dict[str, Any]:
     """The request's JSON. Everything that a server's or model's defaults could change is said."""
     return {
         "model": model,
         "prompt": list(ask.prompt_ids),
         "add_special_tokens": False,
         "n": 1,
-        **sampling(ask),
+        **sampling_fields(ask),
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "skip_special_tokens": False,
     }
 
 
-def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
+def parse_answer(answer: Mapping[str, Any], ask: Ask) -> Answer:
     """The server's completion as an Answer. Raises EngineError where something is missing."""
     try:
         [choice] = answer["choices"]
@@ -223,7 +225,7 @@ def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
         if ask.top_k:
             rows = logged["top_logprobs"]
             top = tuple(
-                ranked(
+                rank_tokens(
                     {int(key.removeprefix(TOKEN)): value for key, value in row.items()}, ask.top_k
                 )
                 for row in rows
@@ -247,7 +249,9 @@ def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
     return Answer(ids, logprobs, top, int(details.get("cached_tokens") or 0), scores)
 
 
-def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, url: str) -> None:
+def shut_client(
+    client: httpx.AsyncClient, thread: LoopThread, versions: Versions, url: str
+) -> None:
     """Close the connections, the thread and the temporary folder, and unload the adapter. At a
     process's end at the latest.
 

@@ -17,13 +17,14 @@ import numpy as np
 
 # Probability that has to be left: a draw out of less would be one of steps that the policy all but
 # excludes.
-LEAST = 1e-3
+LEAST_MASS = 1e-3
 
 
 @dataclass(slots=True)
 class Taken:
-    """The drawn sequences that go on from one prefix: `share` of the probability there is theirs,
-    by next token `after`.
+    """Sequences that were drawn after one prefix and may not be drawn again.
+
+    `share` is their part of the probability there, `after` the same by their next token.
     """
 
     chance: float = 1.0  # of this prefix's last token after the others, at the draws' temperature
@@ -52,7 +53,7 @@ class Taken:
                 node.share = min(
                     1.0, math.fsum(child.chance * child.share for child in node.after.values())
                 )
-        return root if root.after and 1.0 - root.share >= LEAST else None
+        return root if root.after and 1.0 - root.share >= LEAST_MASS else None
 
     def draw(self, logprobs: np.ndarray, temperature: float, uniform: float) -> int | None:
         """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats, temperature 1)
@@ -85,7 +86,7 @@ def place_of(uniform: float, sums: np.ndarray) -> int:
     return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
 
 
-def tempered(logprobs: np.ndarray, temperature: float, token: int) -> float:
+def temper_logprob(logprobs: np.ndarray, temperature: float, token: int) -> float:
     """The log-probability (nats) of `token` under `logprobs` `[V]` (nats, temperature 1) at
     `temperature`.
     """

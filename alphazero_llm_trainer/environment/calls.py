@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 
+from ..chat.chat_steps import ServedSteps, chat_of
 from ..chat.reply import UsageBody, finish_of
-from ..chat.server import GOING_ON, PROBE, SEED_BITS, SPARE
-from ..chat.steps import ServedSteps, chat_of
+from ..chat.server import CONTINUE_FIELDS, PROBE, SERVER_SEED_BITS, SPARE
 from ..config.sections import SearchConfig
 from ..engine.protocol import Generated, Wanted
 from ..engine.step_ends import response_steps
@@ -67,7 +67,7 @@ class ChatCalls:
         return choice, cost
 
 
-def prompt_of(cost: Cost) -> int:
+def prompt_tokens(cost: Cost) -> int:
     """Tokens of a call's prompt."""
     return cost.prompt_tokens + cost.cached_tokens
 
@@ -102,20 +102,20 @@ class ChatSteps(ServedSteps):
     async def sample(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
     ) -> Continuation:
-        """See `ServedSteps`."""
+        """One continuation of `steps`, whose cost is added to `cost`."""
         parameters: dict[str, Any] = {
             "temperature": wanted.temperature,
             "max_tokens": wanted.limits.tokens,
-            "seed": wanted.seed % 2**SEED_BITS,
+            "seed": wanted.seed % 2**SERVER_SEED_BITS,
         }
         if steps:
-            parameters |= GOING_ON
+            parameters |= CONTINUE_FIELDS
         if self.frozen is not None:
             parameters["return_token_ids"] = True
         choice, spent = await self.chat(self.messages(steps), **parameters)
         cost.add(spent)
         if not steps:
-            self._asked = prompt_of(spent)
+            self._asked = prompt_tokens(spent)
         ended = finish_of(choice.get("finish_reason")) != "length"
         if self.frozen is None:
             text = choice["message"].get("content") or ""
@@ -141,8 +141,8 @@ class ChatSteps(ServedSteps):
         if not steps or self.frozen is not None or not self._asked:
             return  # asked once, and nothing is known where a server tells no usage
         begun = [*self.opening, {"role": "assistant", "content": PROBE}]
-        _, cost = await self.chat(begun, temperature=0.0, max_tokens=1, **GOING_ON)
-        if prompt_of(cost) > self._asked + SPARE:
+        _, cost = await self.chat(begun, temperature=0.0, max_tokens=1, **CONTINUE_FIELDS)
+        if prompt_tokens(cost) > self._asked + SPARE:
             raise EngineError(
                 "the server begins a new message where it should go on from the assistant's; "
                 f"{NEEDS}"
@@ -157,5 +157,5 @@ class ChatSteps(ServedSteps):
         return Step(ids, (), text), Cost()
 
     def messages(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
-        """See `chat_of`."""
+        """The messages that ask a question, and the steps so far in one assistant's message."""
         return chat_of(self.opening, steps)

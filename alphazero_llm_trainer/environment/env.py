@@ -13,12 +13,12 @@ import verifiers.v1 as vf
 from pydantic import model_validator
 
 from .argv import OUR_ID
-from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, frozen_student
+from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, shared_student
 from .harness import AlphaZeroHarnessConfig
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
 
 if TYPE_CHECKING:
-    from ..serve.server import Inner
+    from ..serve.listen import Inner
 
 WAITING = 100_000  # verifiers bounds its rollouts itself
 
@@ -100,7 +100,7 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
         """The base URL of the embedded student."""
         async with self._starting:
             if self._served is None:
-                self._served = serve(frozen_student())
+                self._served = serve_student(shared_student())
                 # verifiers' client honours proxy variables, and no proxy reaches this process's own
                 # address.
                 hosts = [*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1"]
@@ -108,19 +108,19 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
             return self._served[0]
 
 
-def serve(frozen: FrozenStudent) -> Served:
+def serve_student(frozen: FrozenStudent) -> Served:
     """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop
     that it answers on.
     """
     from ..serve.answerer import Answerer
     from ..serve.app import make_app
+    from ..serve.listen import open_socket, start_server
     from ..serve.requests import Models
-    from ..serve.server import listen, start
     from ..serve.service import Service
 
-    settings = frozen.config.serve.changed(queue=WAITING)
+    settings = frozen.config.serve.with_values(queue=WAITING)
     models = Models(EMBEDDED_MODEL, judged=False)
     service = Service(Answerer(frozen.student, frozen.config), models, settings)
-    bound = listen("127.0.0.1", 0)
+    bound = open_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-    return url, *start(make_app(service), bound)
+    return url, *start_server(make_app(service), bound)

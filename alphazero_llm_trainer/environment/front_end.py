@@ -87,18 +87,18 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def run(argv: Sequence[str], train: Train) -> int:
+def run_front_end(argv: Sequence[str], train: Train) -> int:
     """Run `vf-eval` with `argv`, and the training command `train` for `-s`; the exit code: 0, 1
     when every rollout failed, 2 for what the user can fix.
     """
     try:
-        return dispatch(list(argv), train)
+        return dispatch_command(list(argv), train)
     except AlphaZeroError as error:
         print(f"vf-eval: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 
-def dispatch(argv: list[str], train: Train) -> int:
+def dispatch_command(argv: list[str], train: Train) -> int:
     """Train, help or evaluate; what isn't for this package is verifiers' own."""
     if not names_us(argv):
         return verifiers_own(argv)
@@ -122,7 +122,7 @@ def dispatch(argv: list[str], train: Train) -> int:
     for key, value in (("tier", flags.tier), ("use-student-model", flags.use_student_model)):
         if value is not None:
             rest += [f"--env.taskset.{key}", value]
-    return evaluate(rest)
+    return run_verifiers(rest)
 
 
 def verifiers_own(argv: list[str]) -> int:
@@ -136,9 +136,9 @@ def verifiers_own(argv: list[str]) -> int:
 
         main(argv)
         return 0
-    from .evaluation import evaluate as play
+    from .play import play_rollouts as play
 
-    config = parse(argv)
+    config = parse_config(argv)
     if not is_our_id(config.env.taskset.id):
         raise ConfigError(
             f"verifiers has no vf-eval any more, and this one evaluates {OUR_ID} alone: "
@@ -167,7 +167,7 @@ def verifiers_has_one() -> bool:
         return False
 
 
-def evaluate(argv: list[str]) -> int:
+def run_verifiers(argv: list[str]) -> int:
     """Evaluate with verifiers' own command, which reads the filled-in configuration from a file.
 
     Raises:
@@ -177,10 +177,10 @@ def evaluate(argv: list[str]) -> int:
         print("loading verifiers", file=sys.stderr, flush=True)
     from . import rollouts
 
-    config = parse(argv)
-    fill(config)
+    config = parse_config(argv)
+    fill_config(config)
     about = left_out(config)
-    for line in [*plan(config), *about]:
+    for line in [*describe_plan(config), *about]:
         print(line, flush=True)
     # Of one command alone, so they are no part of a saved configuration.
     flags = ("dry_run", "clean", "resume")
@@ -203,10 +203,10 @@ def evaluate(argv: list[str]) -> int:
     if config.dry_run:
         return 0
     folder = config.output_dir / str(config.run.dir)
-    summary = rollouts.summarise(folder)
+    summary = rollouts.summarise_rollouts(folder)
     if tier_of(config) != "none" and not about:
         about = [f"teachers took part: {summary.taught} steps"]
-    print("\n".join(["", rollouts.text(summary, folder), *about]))
+    print("\n".join(["", rollouts.summary_text(summary, folder), *about]))
     if summary.failed and summary.failed == summary.total:
         why = summary.first_error
         print(f"vf-eval: every rollout failed, the first one with: {why}", file=sys.stderr)
@@ -214,13 +214,13 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> EvalConfig:
+def parse_config(argv: list[str]) -> EvalConfig:
     """verifiers' typed configuration of a command line, or ConfigError with one sentence."""
     from pydantic_config import ConfigFileError, cli
     from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
 
     model = import_module(
-        "verifiers.v1.configs.cli.eval" if verifiers_has_one() else f"{__package__}.evaluation"
+        "verifiers.v1.configs.cli.eval" if verifiers_has_one() else f"{__package__}.play"
     ).EvalConfig
     argv = with_positional_taskset(argv)
     try:
@@ -243,7 +243,7 @@ def own_env(config: EvalConfig) -> AlphaZeroEnvConfig | None:
     return config.env if isinstance(config.env, AlphaZeroEnvConfig) else None
 
 
-def fill(config: EvalConfig) -> None:
+def fill_config(config: EvalConfig) -> None:
     """Set what a command line leaves open: the embedded student and its problems, as many as `-n`
     says, no upload.
 
@@ -342,7 +342,7 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
         )
 
 
-def plan(config: EvalConfig) -> list[str]:
+def describe_plan(config: EvalConfig) -> list[str]:
     """The line that says which model answers which problems, whose perplexity counts and how to
     change that; none under another environment. Raises ConfigError where it can't be measured.
     """

@@ -77,7 +77,7 @@ _students: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, FrozenStudent]
 _students = WeakKeyDictionary()
 
 
-def frozen_student(
+def shared_student(
     name: str = EMBEDDED, entry: StudentModel | None = None, system_prompt: str | None = None
 ) -> FrozenStudent:
     """A student of the running event loop, loaded at the first call, while nothing else runs.

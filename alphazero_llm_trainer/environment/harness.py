@@ -21,9 +21,9 @@ from ..mcts.seeds import derive_seed
 from ..types import Problem
 from .argv import OUR_ID
 from .calls import NEEDS, ChatCalls, ChatSteps
-from .frozen import EMBEDDED_MODEL, frozen_student
+from .frozen import EMBEDDED_MODEL, shared_student
 
-FAILED = 1
+PROGRAM_FAILED = 1
 # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
 TOO_LONG = "too long"
 Tier = Literal["none", "free", "production", "local"]
@@ -99,7 +99,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             sent.append({"role": "user", "content": prompt})
         else:
             sent += [message.model_dump(exclude_none=True) for message in prompt or ()]
-        if ctx.model == EMBEDDED_MODEL and frozen_student().room(data.prompt_text) <= 0:
+        if ctx.model == EMBEDDED_MODEL and shared_student().room(data.prompt_text) <= 0:
             # An empty response: it scores 0 and is counted, as in every evaluation.
             trace.info["skipped"] = TOO_LONG
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
@@ -117,9 +117,11 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                     raise EngineError(f"verifiers' training client closes every message; {NEEDS}")
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
-                    trace.info["mcts"] = record(await self._search_question(chat, sent, problem))
+                    trace.info["mcts"] = search_record(
+                        await self._search_question(chat, sent, problem)
+                    )
             except AlphaZeroError as error:
-                return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
+                return vf.ProgramResult(exit_code=PROGRAM_FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def _search_question(
@@ -127,7 +129,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
     ) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         config, teachers = self._settings(chat.model)
-        frozen = frozen_student() if chat.model == EMBEDDED_MODEL else None
+        frozen = shared_student() if chat.model == EMBEDDED_MODEL else None
         policy = ChatSteps(chat, opening, config.search, frozen)
         perplexity = None if frozen is None else frozen.perplexity
         search = answer_search(None, config, perplexity, policy=policy, advisor=teachers)
@@ -152,7 +154,7 @@ def _no_scripted_teacher() -> Any:
     raise AssertionError("the scripted teacher is never used at evaluation")
 
 
-def record(result: SearchResult) -> dict[str, Any]:
+def search_record(result: SearchResult) -> dict[str, Any]:
     """What `trace.info["mcts"]` holds: the chosen path, which is what is scored, and the whole
     tree.
 

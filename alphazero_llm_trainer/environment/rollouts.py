@@ -30,7 +30,7 @@ class RolloutSummary:
     means: dict[str, float] = field(default_factory=dict)
 
 
-def summarise(folder: Path) -> RolloutSummary:
+def summarise_rollouts(folder: Path) -> RolloutSummary:
     """Read a run's `traces.jsonl` (one episode a line)."""
     summary, sums = RolloutSummary(), defaultdict[str, list[float]](list)
     for episode in read_lines(folder / TRACES):
@@ -60,7 +60,7 @@ def summarise(folder: Path) -> RolloutSummary:
     return summary
 
 
-def text(summary: RolloutSummary, folder: Path) -> str:
+def summary_text(summary: RolloutSummary, folder: Path) -> str:
     """The closing lines: rewards, failures, where the traces are."""
     means = sorted(summary.means.items(), key=lambda item: (item[0] != "reward", item))
     rewards = "   ".join(f"{name} {value:.3f}" for name, value in means)

@@ -20,12 +20,12 @@ from ..config.sections import RewardConfig, StudentModel
 from ..errors import ConfigError
 from ..grading.graders import Grade, Verdict
 from ..problems.load import load_tasks
-from ..problems.registry import check_reads, gradable, open_problems, source_of
+from ..problems.registry import check_reads, is_gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem
 from ..types import Task as ProblemTask
-from .frozen import EMBEDDED, STUDENT_FLAG, find_student, frozen_student
+from .frozen import EMBEDDED, STUDENT_FLAG, find_student, shared_student
 
 DEFAULT_SOURCE = "gsm8k"  # `vf-eval` has another one for the embedded student
 # Modules of processes that train, or optimise prompts, on a taskset's rows.
@@ -75,7 +75,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     def needs(self) -> RewardConfig:
         """The section with the user's own reward in it."""
         weights = load_config().rewards if self.weights is None else self.weights
-        return weights if self.custom is None else weights.changed(custom=self.custom)
+        return weights if self.custom is None else weights.with_values(custom=self.custom)
 
 
 class AlphaZeroData(vf.TaskData):
@@ -114,9 +114,9 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
-    async def graded(self, response: str, cut: bool = False) -> Grade:
-        """The grade of a response by the rule of the problem's source; of one that a limit cut a
-        marked answer alone counts.
+    async def grade_response(self, response: str, cut: bool = False) -> Grade:
+        """The grade of a response by the rule of the problem's source. `cut`: a limit ended the
+        response, so that only an answer that is marked as one counts.
         """
         return await source_of(self.own.problem).grade_async(response, self.own, strict=cut)
 
@@ -135,7 +135,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """Whether correctness is a part of the reward: there is a gold answer, or the source needs
         none.
         """
-        return gradable(self.own)
+        return is_gradable(self.own)
 
     @vf.metric
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -144,7 +144,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """
         if not self.has_grader:
             return {}
-        return (await self.graded(response_text(trace), was_cut(trace))).score
+        return (await self.grade_response(response_text(trace), was_cut(trace))).score
 
     @vf.metric
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -155,8 +155,8 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
             return {}
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
         student = self.config.student or EMBEDDED
-        frozen = frozen_student(student, self.config.entry, self.data.system_prompt)
-        ids = response_ids(trace) if student == EMBEDDED else None
+        frozen = shared_student(student, self.config.entry, self.data.system_prompt)
+        ids = sampled_ids(trace) if student == EMBEDDED else None
         return await frozen.perplexity_reward(problem, response_text(trace), ids)
 
     @vf.metric
@@ -178,7 +178,11 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """
         directions = trace.info.get("mcts", {}).get("directions", ())
         correct = trace.metrics.get("correctness_reward")
-        grade = await self.graded(response_text(trace), was_cut(trace)) if correct == 0 else None
+        grade = (
+            await self.grade_response(response_text(trace), was_cut(trace))
+            if correct == 0
+            else None
+        )
         return combined(
             correct,
             trace.metrics.get("perplexity_reward"),
@@ -192,7 +196,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the gold answer can be read and equals itself, where there is one."""
-        return not self.data.gold or (await self.graded(f"#### {self.data.gold}")).correct
+        return not self.data.gold or (await self.grade_response(f"#### {self.data.gold}")).correct
 
 
 def was_cut(trace: vf.Trace) -> bool:
@@ -211,7 +215,7 @@ def response_text(trace: vf.Trace) -> str:
     return trace.last_reply if chosen is None else chosen["response"]
 
 
-def response_ids(trace: vf.Trace) -> list[int] | None:
+def sampled_ids(trace: vf.Trace) -> list[int] | None:
     """The token ids of what is scored, where the embedded student sampled it; None elsewhere."""
     return trace.info.get("mcts", trace.info).get("token_ids") or None
 
@@ -258,7 +262,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     def _resolve(self) -> Self:
         """Source and split stand in every saved configuration, as if they had been named."""
         unnamed = {"source": self.source_of_file or DEFAULT_SOURCE} if self.source is None else {}
-        if self.split is None and trainer() is None:
+        if self.split is None and find_trainer() is None:
             unnamed["split"] = "test"
         self.__dict__ |= unnamed  # past `model_fields_set`, which says what the user named
         return self
@@ -279,7 +283,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
         run `vf-replay` reads nothing else.
         """
         config = load_config(self.config_file)
-        self.task = scoring(self, config.rewards)
+        self.task = scoring_config(self, config.rewards)
         if self.task.student is None and "student" in self.of_file:
             name = resolve_name(config)
             self.task.student, self.task.entry = name, config.models[name]
@@ -303,7 +307,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         config = load_config(chosen.config_file)
         if chosen.split is None:
             raise ConfigError(
-                f"split isn't named, and {trainer()} may train on these rows or evaluate on them: "
+                f"split isn't named, and {find_trainer()} may train on these rows or evaluate on them: "
                 'name split = "train" for training, split = "test" for an evaluation'
             )
         own = chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
@@ -322,7 +326,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
             yield task if likely is None else task.with_student(likely)
 
 
-def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
+def scoring_config(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
     """The task's configuration: the taskset's switch and file, else what the task has of its own,
     else `rewards`.
     """
@@ -336,7 +340,7 @@ def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroT
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 
-def trainer() -> str | None:
+def find_trainer() -> str | None:
     """The trainer that runs in this process, None where nothing trains. A taskset isn't told what
     it is loaded for.
     """

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import verifiers.v1 as vf
@@ -31,8 +31,8 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.types import AssistantMessage, Messages, Response, SystemMessage, UserMessage
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
-from ..config.load import nested
-from ..config.shipped import merge
+from ..config.load import nest_key
+from ..config.shipped import merge_mappings
 from ..errors import AlphaZeroError, ConfigError
 
 RANGE = "reward_range"  # in an address: what the rewards' sum can be
@@ -71,7 +71,7 @@ def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, f
         if key == RANGE:
             declared = declared_range(address, value)
         else:
-            options = merge(options, nested(key, setting))
+            options = merge_mappings(options, nest_key(key, setting))
     return options, declared
 
 
@@ -104,19 +104,21 @@ def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.S
     return config
 
 
-def of_class(task: vf.Task) -> str | None:
-    """What a task's class and configuration ask for that isn't here, or None."""
-    if task.toolsets(task.config):
+def of_class(task: vf.Task, tools: bool = False) -> str | None:
+    """What a task's class and configuration ask for that isn't here, or None. `tools` are here
+    where there is a world (`environment.toolset_worlds`).
+    """
+    if not tools and task.toolsets(task.config):
         return "it needs tools, and a problem here is one prompt with one reply"
     if task.hooks("stop") or discover_decorated(task, "intercept"):
         return "it watches or rewrites turns, and a problem here is one prompt with one reply"
-    hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
+    hooks = [fn for fn in (task.setup, task.finalize) if has_own_method(task, fn.__name__)]
     scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     if type(task).NEEDS_CONTAINER or any(map(needs_runtime, (*hooks, *scoring))):
         return (
             "it needs a container or a runtime to run commands in, and rewards run in this process"
         )
-    return None if scoring or overridden(task, "score") else "it has no rewards"
+    return None if scoring or has_own_method(task, "score") else "it has no rewards"
 
 
 def of_data(data: vf.TaskData) -> str | None:
@@ -124,14 +126,14 @@ def of_data(data: vf.TaskData) -> str | None:
     for name in ("image", "workdir", "agent_user", "skills", "artifacts"):
         if getattr(data, name):
             return f"it has {name}, which needs a container, and rewards run in this process"
-    asked = [message for message in messages(data) if not isinstance(message, SystemMessage)]
+    asked = [message for message in prompt_messages(data) if not isinstance(message, SystemMessage)]
     texts = [message.content for message in asked if isinstance(message, UserMessage)]
     if len(asked) == len(texts) == 1 and isinstance(texts[0], str) and texts[0].strip():
         return None
     return "its prompt isn't one question in text"
 
 
-def overridden(task: vf.Task, name: str) -> bool:
+def has_own_method(task: vf.Task, name: str) -> bool:
     """Whether a task's class has a method of its own."""
     return getattr(type(task), name) is not getattr(vf.Task, name)
 
@@ -145,26 +147,29 @@ def needs_runtime(function: Callable[..., Any]) -> bool:
 # -- scoring ---------------------------------------------------------------------------------------
 
 
-async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:
+async def score_reply(
+    agent: vf.AgentConfig, task: vf.Task, reply: str | Messages, trace: vf.Trace | None = None
+) -> vf.Trace:
     """The scored trace. It is not `ok` where the task's code failed (`errors`) or took too long
     (`is_timeout`).
+
+    Args:
+        reply: the model's one turn; or all messages after the prompt, of several turns.
+        trace: one that `set_up` began; None begins one.
     """
-    trace: vf.Trace = vf.Trace(
-        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
-        state=state_cls(type(task))(),
-        agent=vf.AgentInfo(
-            config=agent.model_copy(update={"model": MODEL, "runtime": vf.SubprocessConfig()})
-        ),
-    )
     limits = resolve_rollout_timeouts(agent.timeout, task)
-    available: dict[str | type, Any] = {"trace": trace, "runtime": None}
+    ready = trace is not None
+    if trace is None:
+        trace = new_trace(agent, task)
     try:
-        async with asyncio.timeout(limits.setup), boundary(TaskError, "task setup"):
-            await invoke(task.setup, available)
-        turn(trace, task.data, reply)
+        if not ready:
+            await set_up(agent, task, trace)
+        turns(
+            trace, task.data, [AssistantMessage(content=reply)] if isinstance(reply, str) else reply
+        )
         trace.stop("agent_completed")
         async with asyncio.timeout(limits.finalize), boundary(TaskError, "task finalize"):
-            await invoke(task.finalize, available)
+            await invoke(task.finalize, {"trace": trace, "runtime": None})
         async with asyncio.timeout(limits.scoring):
             await task.score(trace)
         trace.ok = True
@@ -176,19 +181,47 @@ async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:
     return trace
 
 
-def turn(trace: vf.Trace, data: vf.TaskData, reply: str) -> None:
-    """Add the one model call of a single-turn rollout: the prompt's messages and the reply."""
-    message = AssistantMessage(content=reply)
-    response = Response(
-        id=trace.id, created=int(time.time()), model=MODEL, message=message, finish_reason="stop"
-    )
-    node = prepare_turn(trace, messages(data)).commit(response)
-    trace.calls.append(
-        vf.ModelCall(node=node, model=MODEL, endpoint="/chat/completions", finish_reason="stop")
+def new_trace(agent: vf.AgentConfig, task: vf.Task) -> vf.Trace:
+    """A trace of a task without a turn."""
+    return vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=state_cls(type(task))(),
+        agent=vf.AgentInfo(
+            config=agent.model_copy(update={"model": MODEL, "runtime": vf.SubprocessConfig()})
+        ),
     )
 
 
-def messages(data: vf.TaskData) -> Messages:
+async def set_up(agent: vf.AgentConfig, task: vf.Task, trace: vf.Trace) -> None:
+    """Run a task's own setup on its trace. Raises RolloutError or TimeoutError."""
+    limits = resolve_rollout_timeouts(agent.timeout, task)
+    async with asyncio.timeout(limits.setup), boundary(TaskError, "task setup"):
+        await invoke(task.setup, {"trace": trace, "runtime": None})
+
+
+def turns(trace: vf.Trace, data: vf.TaskData, said: Messages) -> None:
+    """Add a model call for each of the model's turns in `said`, the messages after the prompt."""
+    before = prompt_messages(data)
+    for message in said:
+        if isinstance(message, AssistantMessage):
+            finish: Literal["tool_calls", "stop"] = "tool_calls" if message.tool_calls else "stop"
+            response = Response(
+                id=trace.id,
+                created=int(time.time()),
+                model=MODEL,
+                message=message,
+                finish_reason=finish,
+            )
+            node = prepare_turn(trace, before).commit(response)
+            trace.calls.append(
+                vf.ModelCall(
+                    node=node, model=MODEL, endpoint="/chat/completions", finish_reason=finish
+                )
+            )
+        before = [*before, message]
+
+
+def prompt_messages(data: vf.TaskData) -> Messages:
     """A task's prompt as a harness sends it: the system prompt, then the prompt."""
     sent: Messages = []
     if data.system_prompt is not None:
@@ -198,7 +231,7 @@ def messages(data: vf.TaskData) -> Messages:
     return [*sent, *(data.prompt or ())]
 
 
-def failure(trace: vf.Trace) -> str | None:
+def why_unscored(trace: vf.Trace) -> str | None:
     """Why a scored trace has no reward, or None where it has one."""
     if trace.is_timeout:
         return "its rewards took too long"

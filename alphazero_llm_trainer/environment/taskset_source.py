@@ -9,7 +9,7 @@ A problem is a task's prompt; its id is the task's key. Where the taskset has an
 named choices, those that mean train, validation, arena or test are these splits; one that it lacks
 is cut out of its train split. Where it has no such option (or the address sets it), all four are
 cut out of all tasks. Cuts are by a stable hash of the question. Of an endless taskset the first
-`MOST` tasks are taken.
+`MOST_TASKS` tasks are taken.
 
 A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled from its
 range to [0, 1]. The verdict is correct where the scaled sum is 1.0.
@@ -30,30 +30,30 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Verdict
-from ..problems.rows import SPLIT_NAMES
+from ..problems.row_columns import SPLIT_NAMES
 from ..problems.source import SPLITS, Source, split_of
 from ..problems.task_list import guess_tokens
 from ..types import Problem, Task
 from .argv import is_our_id
 from .taskset_rules import (
     RANGE,
-    failure,
     load_environment,
-    messages,
     of_class,
     of_data,
     options_of,
     own_code,
+    prompt_messages,
     run_now,
-    scored,
+    score_reply,
+    why_unscored,
 )
 
 log = logging.getLogger(__name__)
 
 GOLD_FIELDS = ("gold", "answer")  # of a task's data
-MOST = 2_000  # tasks of an endless taskset
-CONCURRENT = 32  # replies that are scored at once
-WHOLE = 1.0 - 1e-9  # a scaled reward that is 1 but for rounding
+MOST_TASKS = 2_000  # tasks of an endless taskset
+REPLIES_AT_ONCE = 32  # replies that are scored at once
+FULL_REWARD = 1.0 - 1e-9  # a scaled reward that is 1 but for rounding
 
 
 class VerifiersTaskset(Source):
@@ -88,13 +88,13 @@ class VerifiersTaskset(Source):
         with own_code(self.name, "loading its tasks"):
             self._read(config.taskset)
         self.prompt_tokens = max(
-            guess_tokens(*filter(None, prompt_of(item.data))) for item in self._items.values()
+            guess_tokens(*filter(None, split_prompt(item.data))) for item in self._items.values()
         )
         self._warned = False
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`: the taskset's id is behind the colon."""
+        """The source of an address. The taskset's id is behind the colon."""
         if not rest.partition("?")[0]:
             raise ConfigError(
                 f"problems.source is {problems.source!r} without a taskset: write "
@@ -105,7 +105,9 @@ class VerifiersTaskset(Source):
     # -- tasks -------------------------------------------------------------------------------------
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`."""
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the
+        split ends before that.
+        """
         return self._tasks[split][start : start + count]
 
     def _read(self, config: vf.TasksetConfig) -> None:
@@ -116,7 +118,7 @@ class VerifiersTaskset(Source):
         for origin, theirs in splits.items():
             own = config if theirs is None else config.model_copy(update={"split": theirs})
             try:
-                read[origin] = list(self._checked(vf.load_taskset(own)))
+                read[origin] = list(self._check_tasks(vf.load_taskset(own)))
             except (ValueError, DataError) as error:  # a choice that the rows behind it don't have
                 log.warning("%s has no %s split (%s)", self.name, origin, error)
                 failed = error
@@ -126,7 +128,7 @@ class VerifiersTaskset(Source):
             )
         # One system prompt for all tasks is the source's; where they differ, each stands before its
         # question.
-        prompts = {prompt_of(item.data)[0] for items in read.values() for item in items}
+        prompts = {split_prompt(item.data)[0] for items in read.values() for item in items}
         self.system_prompt = prompts.pop() if len(prompts) == 1 else None
         for origin, items in read.items():
             for item in items:
@@ -135,7 +137,7 @@ class VerifiersTaskset(Source):
                     part = split_of(task.problem.question, list(self._own))
                 self._tasks[part].append(task)
 
-    def _checked(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
+    def _check_tasks(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
         """The tasks of a taskset, with this source's system prompt. Raises ConfigError for one that
         can't be a problem.
         """
@@ -144,7 +146,7 @@ class VerifiersTaskset(Source):
             raise ConfigError(
                 f"{self.name} can't be searched: its tasks share tools, and a problem here has none"
             )
-        for item in taskset if taskset.bounded else islice(taskset, MOST):
+        for item in taskset if taskset.bounded else islice(taskset, MOST_TASKS):
             reason = of_data(item.data) or (None if type(item) in seen else of_class(item))
             if reason is not None:
                 raise ConfigError(f"{self.name} can't be searched, task {item.data.idx}: {reason}")
@@ -159,7 +161,7 @@ class VerifiersTaskset(Source):
                 f"{self.name} has two tasks with the key {item.key!r}: give each its own"
             )
         self._items[name] = item
-        system, question = prompt_of(item.data)
+        system, question = split_prompt(item.data)
         if system is not None and system != self.system_prompt:
             question = f"{system}\n\n{question}"
         golds = (getattr(item.data, field, None) for field in GOLD_FIELDS)
@@ -176,20 +178,22 @@ class VerifiersTaskset(Source):
         return stated if stated is not None or strict else answers.spoken(response).strip() or None
 
     def vote_key(self, response: str) -> str:
-        """See `Source.vote_key`."""
+        """What responses with the same answer share, for majority votes; "" where there is no
+        answer.
+        """
         return answers.normalize(self.final_answer(response) or "")
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """See `Source.grade_many`. `strict` changes nothing: the task's own rewards say what
-        counts.
+        """The grades of responses to tasks, in order. `strict` changes nothing: the task's own
+        rewards say what counts.
         """
         return run_now(self.grade_all(pairs, strict))
 
     async def grade_all(
         self, pairs: Sequence[tuple[str, Task]], strict: bool = False
     ) -> list[Grade]:
-        """See `Source.grade_all`."""
-        gate = asyncio.Semaphore(CONCURRENT)
+        """`grade_many` without holding up the event loop."""
+        gate = asyncio.Semaphore(REPLIES_AT_ONCE)
 
         async def grade(response: str, task: Task) -> Grade:
             async with gate:
@@ -205,10 +209,10 @@ class VerifiersTaskset(Source):
                 f"{self.name} has no task {task.problem.id!r}: "
                 "it was made with other options, or by another version"
             )
-        return await scored(self.agent, self._items[task.problem.id], response)
+        return await score_reply(self.agent, self._items[task.problem.id], response)
 
     def _grade(self, trace: vf.Trace, task: Task, stated: str | None) -> Grade:
-        reason = failure(trace)
+        reason = why_unscored(trace)
         if reason is not None:
             verdict = Verdict.TIMED_OUT if trace.is_timeout else Verdict.FAILED
             of = f"{self.name} gave no reward for task {task.problem.id!r}"
@@ -227,32 +231,34 @@ class VerifiersTaskset(Source):
                 RANGE,
             )
         score = min(1.0, max(0.0, score))
-        return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
+        return Grade(
+            Verdict.CORRECT if score >= FULL_REWARD else Verdict.WRONG, stated, partial=score
+        )
 
 
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
-    """The choices of a taskset's option `split`, by what they are called here (the first of the
-    usual names); {} where it has none that is known.
+    """A taskset's own split names by ours (`train`, `test`, ...), as its option `split` lists them;
+    {} where it has no such option or none of them is known.
     """
     field = type(config).model_fields.get("split")
-    choices = [] if field is None else list(choices_of(field.annotation))
+    choices = [] if field is None else list(literal_values(field.annotation))
     names = {split: name for name, split in reversed(SPLIT_NAMES.items()) if name in choices}
     return {split: names[split] for split in SPLITS if split in names}
 
 
-def choices_of(annotation: Any) -> Iterator[Any]:
+def literal_values(annotation: Any) -> Iterator[Any]:
     """The values of every Literal in a type."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     else:
         for part in get_args(annotation):
-            yield from choices_of(part)
+            yield from literal_values(part)
 
 
-def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
+def split_prompt(data: vf.TaskData) -> tuple[str | None, str]:
     """A task's system prompt and question."""
     said: dict[type, list[str]] = {SystemMessage: [], UserMessage: []}
-    for message in messages(data):
+    for message in prompt_messages(data):
         said[type(message)].append(content_text(message.content))
     [question] = said[UserMessage]
     return "\n\n".join(filter(None, said[SystemMessage])) or None, question

@@ -7,21 +7,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.step_ends import split_steps
-from ..mcts.waiting import together
-from ..problems.registry import gradable
+from ..mcts.waiting import gather_all
+from ..problems.registry import is_gradable
 from ..rewards.custom import JUDGE
 from ..types import Opening, Step, Task
 from .attempt import MethodContext
-from .cells import Benchmark, graded
-from .methods import answered
+from .cells import Benchmark, grade_responses
+from .methods import run_method
 from .metrics import wilson
-from .results import triple
+from .results import interval_triple
 
 AGREED = 100  # problems whose answers are compared
 RIGHT = 0.5  # score from which on the judge calls an answer right
 
 
-async def agreement(
+async def measure_agreement(
     context: MethodContext, benchmark: Benchmark, opening: Opening
 ) -> dict[str, Any] | None:
     """On how many greedy answers judge and gold say the same, with the interval, and how many gold
@@ -29,22 +29,22 @@ async def agreement(
     """
     parts = getattr(context.verifier, "parts", [context.verifier])
     judge = next((part for part in parts if part is not None and part.name == JUDGE), None)
-    tasks = [task for task in benchmark.tasks[:AGREED] if gradable(task)]
+    tasks = [task for task in benchmark.tasks[:AGREED] if is_gradable(task)]
     if judge is None or not tasks:
         return None
     context.student.opening = opening
     longest, rule = context.settings.max_tokens, context.settings.step
 
-    async def judged(task: Task) -> tuple[str | None, float | None]:
-        answer = await answered("greedy", context, task.problem, context.config.seed, longest)
+    async def judge_task(task: Task) -> tuple[str | None, float | None]:
+        answer = await run_method("greedy", context, task.problem, context.config.seed, longest)
         if answer.response is None:
             return None, None
         steps = [Step((), (), text) for text in split_steps(answer.response, rule)]
         said = await judge(task.problem, (), steps)
         return answer.response, said.total if said.sure else None
 
-    answers = await together(*map(judged, tasks))
-    grades = await graded([response for response, _ in answers], tasks)
+    answers = await gather_all(*map(judge_task, tasks))
+    grades = await grade_responses([response for response, _ in answers], tasks)
     both = [
         (score >= RIGHT, grade.correct)
         for (_, score), grade in zip(answers, grades, strict=True)
@@ -54,7 +54,7 @@ async def agreement(
     return {
         "problems": len(tasks),
         "judged": len(both),
-        "agreement": triple(same),
+        "agreement": interval_triple(same),
         "right": sum(gold for _, gold in both),
         "called_right": sum(says for says, _ in both),
     }

@@ -17,12 +17,12 @@ from ..grading.answers import is_final
 from ..mcts.choose import Choice
 from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
-from ..mcts.steps import verdict
-from ..policy.proposals import steps_of
+from ..mcts.steps import end_verdict
 from ..problems.registry import source_of
+from ..rewards.turns import Ending, TurnPolicy, steps_for
 from ..tree.arena import REJECTED, ROOT, Tree
-from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, text_of
-from .verifiers import NoVerifier
+from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, ids_of, text_of
+from .named_verifiers import NoVerifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -42,7 +42,7 @@ class Answered:
     or "refused" (for the reason `refusal`). `why` is what most responses were cut by or were in
     place of an answer, a key of `tree.extract.SHORT`, None where there is one. `unjudged`: a
     verifier that checks steps was asked, and found none in the response that it
-    could check, or one that it could not.
+    could check, or one that it could not. `ending` is of the response's episode, in a world.
     """
 
     response: str | None
@@ -51,10 +51,11 @@ class Answered:
     unjudged: bool = False
     why: str | None = None
     refusal: str | None = None
+    ending: Ending | None = None
 
     @property
     def tokens(self) -> int:
-        return self.cost.sampled_tokens + self.cost.scored_tokens
+        return self.cost.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Chain:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """See `Judgement.rank`; the lowest where there is none."""
+        """How responses are compared: by their totals. The lowest where there is none."""
         return (False, False, False, 0.0) if self.judged is None else self.judged.rank
 
 
@@ -91,7 +92,7 @@ class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
     Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see
-    `answering.searches.answer_search`.
+    `answering.searches.answer_search`. Worlds tell the rewards of the `tasks`, for the report.
     """
 
     def __init__(
@@ -101,12 +102,21 @@ class MethodContext:
         config: Config,
         perplexity: Perplexity | None = None,
         value: ValueFunction | None = None,
+        tasks: Sequence[Task] = (),
     ) -> None:
         self.student, self.config, self.perplexity, self.value = student, config, perplexity, value
         self.judged = verifier is not None
         self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
-        self.policy = steps_of(student, config.search.temperature)
+        sources = {task.problem.source: source_of(task.problem) for task in tasks}
+        self.policy = steps_for(student, config.search, [*sources.values()])
+        if isinstance(self.policy, TurnPolicy):
+            self.policy.tasks |= {task.problem.id: task for task in tasks}
+
+    def ending(self, problem: Problem, response: str | None) -> Ending | None:
+        """How the episode of a response ended; None where there was none, or it didn't end."""
+        turns = self.policy
+        return turns.ending(problem, response) if isinstance(turns, TurnPolicy) else None
 
 
 class Attempt:
@@ -166,16 +176,16 @@ class Attempt:
         return Limits(lines, tokens, "budget" if tokens < self.longest - used else bound)
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens of the budget that are not spent."""
-        return self.budget - self.cost.sampled_tokens - self.cost.scored_tokens
+        return self.budget - self.cost.computed
 
     def room(self, steps: Sequence[Step] = (), kept: int = 0, judged: bool = True) -> int:
         """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement
         too.
         """
         used = sum(len(step.token_ids) for step in steps)
-        allowed = self.left - kept
+        allowed = self.tokens_left - kept
         if judged and self.context.verifier.computes:
             allowed = (allowed - self.judge.step_price(steps)) // 2
         if len(steps) >= self.settings.max_depth:
@@ -225,14 +235,14 @@ class Attempt:
         return await self.drawn_chain(chain, judged)
 
     async def draw_many(self, count: int, judged: bool = True) -> list[Chain]:
-        """`count` whole responses side by side, which share their prompt; what is `left` is shared
-        out among them.
+        """`count` whole responses side by side, which share their prompt; what is `tokens_left` is
+        shared out among them.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += count
-        allowed = self.left // count
+        allowed = self.tokens_left // count
         if judged and self.context.verifier.computes:
-            allowed = (self.left - self.judge.step_price(())) // (2 * count)
+            allowed = (self.tokens_left - self.judge.step_price(())) // (2 * count)
         if min(allowed, self.longest) <= 0:
             return []
         limits = self.limits(self.settings.max_depth, min(allowed, self.longest))
@@ -250,12 +260,12 @@ class Attempt:
     ) -> None:
         """Count why a chain has no answer, where it has none."""
         if not self.usable(chain):
-            self.ends[verdict(drawn, limits, prefix)] += 1
+            self.ends[end_verdict(drawn, limits, prefix)] += 1
 
     async def drawn_chain(self, chain: Chain, judged: bool) -> Chain:
         """A new chain, judged or not, which is in the tree from now on."""
         if judged:
-            chain = await self.scored(chain)
+            chain = await self.score_chain(chain)
         if self.tree is not None:
             self.record(chain, self.tree)
         return chain
@@ -287,9 +297,9 @@ class Attempt:
             self.candidates.append(chain)
             self.nodes.setdefault(chain.text, node)
 
-    async def scored(self, chain: Chain) -> Chain:
+    async def score_chain(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""
-        if self.judge.step_price(chain.steps) > self.left:
+        if self.judge.step_price(chain.steps) > self.tokens_left:
             return chain
         return Chain(chain.steps, chain.whole, chain.cut, await self.judge(chain.steps))
 
@@ -305,7 +315,8 @@ class Attempt:
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
-        return source_of(self.problem).final_answer(chain.text, strict=not chain.whole) is not None
+        stated = self.context.policy.state_answer(self.problem, chain.text)
+        return source_of(self.problem).final_answer(stated, strict=not chain.whole) is not None
 
     def usable(self, chain: Chain) -> bool:
         """Whether `chain` can be the response: it is whole, or states an answer all the same."""
@@ -329,5 +340,5 @@ def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
     """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside
     a step (`cut`).
     """
-    final = bool(steps) and is_final(steps[-1].text, text_of(steps[:-1]))
+    final = bool(steps) and steps[-1].final and is_final(steps[-1].text, text_of(steps[:-1]))
     return Chain(steps, whole=ended or (final and not cut), cut=cut)

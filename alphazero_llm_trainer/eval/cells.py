@@ -13,16 +13,17 @@ from ..errors import RequestError
 from ..grading.graders import Grade, Verdict
 from ..live import Progress
 from ..mcts.seeds import derive_seed
-from ..mcts.waiting import together
+from ..mcts.waiting import gather_all
 from ..problems.load import rows_hash
-from ..problems.registry import gradable, source_of
+from ..problems.registry import is_gradable, source_of
 from ..rewards.custom import CustomReward
+from ..rewards.turns import Ending
 from ..types import Task
 from .attempt import Answered, Attempt, MethodContext
-from .methods import REFUSED, TOO_LONG, answered
+from .methods import REFUSED, TOO_LONG, run_method
 from .metrics import repeats
 
-SAMPLES = "samples"
+SAMPLES_METHOD = "samples"
 COSTS = ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")  # of a cell
 NO_ANSWER = "no answer"  # why there is nothing to grade: the method has none
 
@@ -53,9 +54,10 @@ class Cell:
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing. `silent` counts unanswered problems by why (`tree.extract.SHORT`), and
-    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has
-    each problem's question, gold answer, response (None: no answer), verdict, why it ended or what
-    was in place of an answer, and tokens.
+    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
+    problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
+    place of an answer, and tokens. `turns`, `tool_calls` and `tool_errors` are of the answers'
+    episodes in worlds, `given_tokens` of all that were played.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -72,6 +74,10 @@ class Cell:
     scored_tokens: int = 0
     cached_tokens: int = 0
     calls: int = 0
+    given_tokens: int = 0
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
     seconds: float = 0.0
     f1: float | None = None
     groups: list[int] = field(default_factory=list)
@@ -125,17 +131,18 @@ async def run_cell(
     """
     tasks, began = benchmark.tasks, time.perf_counter()
 
-    async def attempted(task: Task) -> Answered:
+    async def attempt_task(task: Task) -> Answered:
         seed = derive_seed(context.config.seed, task.problem.id)
-        answer = await answered(method, context, task.problem, seed, budget)
+        answer = await run_method(method, context, task.problem, seed, budget)
         progress.advance(tokens=answer.cost.sampled_tokens)
         return answer
 
-    answers = await each(context, attempted, tasks)
-    refused = refusals(tasks, answers)
+    answers = await map_tasks(context, attempt_task, tasks)
+    refused = refusal_reasons(tasks, answers)
     seconds = time.perf_counter() - began
     responses = [answer.response for answer in answers]
-    grades = await graded(responses, tasks)
+    endings = [answer.ending for answer in answers]
+    grades = await grade_responses(responses, tasks, endings)
     unanswered = str(Verdict.WRONG) if source_of(tasks[0].problem).plays else NO_ANSWER
     verdicts = [
         answer.ended_by
@@ -158,11 +165,15 @@ async def run_cell(
         dict(Counter(answer.ended_by for answer in answers)),
         [answer.tokens for answer in answers],
         **costs,
+        given_tokens=sum(answer.cost.given_tokens for answer in answers),
+        turns=sum(ending.turns for ending in endings if ending),
+        tool_calls=sum(ending.calls for ending in endings if ending),
+        tool_errors=sum(ending.errors for ending in endings if ending),
         seconds=seconds,
         f1=sum(f1) if f1 else None,
         groups=repeats(tasks),
         rewards=[] if custom is None else await custom.scores(tasks, responses),
-        gold=any(map(gradable, tasks)),
+        gold=any(map(is_gradable, tasks)),
         unjudged=sum(answer.unjudged for answer in answers),
         unanswered="".join(str(int(response is None)) for response in responses),
         silent=dict(Counter(answer.why for answer in answers if answer.why is not None)),
@@ -182,7 +193,7 @@ async def run_cell(
     )
 
 
-def refusals(tasks: Sequence[Task], answers: Sequence[Answered]) -> dict[str, str]:
+def refusal_reasons(tasks: Sequence[Task], answers: Sequence[Answered]) -> dict[str, str]:
     """Why questions are refused, by their ids. Raises RequestError where all are."""
     refused = {
         task.problem.id: answer.refusal
@@ -200,34 +211,44 @@ async def run_samples(
     """`samples` whole responses at `search.temperature` to each problem, without a budget: for
     pass@k.
     """
-    cell, began = Cell(benchmark.name, SAMPLES, samples), time.perf_counter()
+    cell, began = Cell(benchmark.name, SAMPLES_METHOD, samples), time.perf_counter()
 
-    async def drawn(task: Task) -> list[str | None]:
+    async def draw_task(task: Task) -> list[tuple[str | None, Ending | None]]:
         seed = derive_seed(context.config.seed, task.problem.id, "samples")
-        attempt = Attempt(context, task.problem, seed, samples * context.settings.max_tokens)
+        made = list[tuple[str | None, Ending | None]]()
         try:
-            chains = await attempt.draw_many(samples, judged=False)
+            async with context.policy.episode(task.problem):
+                limit = samples * context.settings.max_tokens
+                attempt = Attempt(context, task.problem, seed, limit)
+                for chain in await attempt.draw_many(samples, judged=False):
+                    text = chain.text if attempt.usable(chain) else None
+                    made.append((text, context.ending(task.problem, text)))
+            cell.sampled_tokens += attempt.cost.sampled_tokens
+            cell.given_tokens += attempt.cost.given_tokens
+            progress.advance(tokens=attempt.cost.sampled_tokens)
         except RequestError as error:
-            chains, cell.refused[task.problem.id] = [], str(error)
-        cell.sampled_tokens += attempt.cost.sampled_tokens
-        progress.advance(tokens=attempt.cost.sampled_tokens)
-        texts = [chain.text if attempt.usable(chain) else None for chain in chains]
-        return texts or [None] * samples  # none are drawn where the prompt doesn't fit
+            cell.refused[task.problem.id] = str(error)
+        return made or [(None, None)] * samples  # none are drawn where the prompt doesn't fit
 
-    texts = await each(context, drawn, benchmark.tasks)
+    made = [one for row in await map_tasks(context, draw_task, benchmark.tasks) for one in row]
     repeated = [task for task in benchmark.tasks for _ in range(samples)]
-    grades = await graded([text for row in texts for text in row], repeated)
+    texts, endings = zip(*made, strict=True)
+    grades = await grade_responses(texts, repeated, endings)
     right = [grade is not None and grade.correct for grade in grades]
     cell.correct = [right[at : at + samples] for at in range(0, len(right), samples)]
     cell.seconds = time.perf_counter() - began
-    cell.gold = any(map(gradable, benchmark.tasks))
+    cell.gold = any(map(is_gradable, benchmark.tasks))
     return cell
 
 
-async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
-    """The grade of each task's response; None where there is none. The one place here that reads
-    gold answers.
+async def grade_responses(
+    responses: Sequence[str | None], tasks: Sequence[Task], endings: Sequence[Ending | None] = ()
+) -> list[Grade | None]:
+    """The grade of each task's response; None where there is none: the reward of its episode, in a
+    world. The one place here that reads gold answers.
     """
+    if source_of(tasks[0].problem).worlds:
+        return [None if ending is None else ending.grade() for ending in endings]
     pairs = [
         (response, task)
         for response, task in zip(responses, tasks, strict=True)
@@ -237,15 +258,15 @@ async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list
     return [None if response is None else next(grades) for response in responses]
 
 
-async def each(
+async def map_tasks(
     context: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task]
 ) -> list[T]:
     """`work` of all tasks in order, `search.concurrent` at once, from an empty cache on."""
     context.student.engine.reset_prefix_cache()
     gate = asyncio.Semaphore(context.settings.concurrent)
 
-    async def gated(task: Task) -> T:
+    async def pass_gate(task: Task) -> T:
         async with gate:
             return await work(task)
 
-    return await together(*map(gated, tasks))
+    return await gather_all(*map(pass_gate, tasks))

@@ -14,7 +14,7 @@ from ..policy.states import States, ranking_of
 from .metrics import Interval, paired_bootstrap
 
 CHANCE = 0.5  # of AUC and pair accuracy
-LEAST = 10  # questions that an interval can be read off
+LEAST_QUESTIONS = 10  # questions that an interval can be read off
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
     ties count half.
 
     Each question counts the same. The interval is the bootstrap's over questions; of fewer than
-    `LEAST`, or without draws, it is all of [0, 1].
+    `LEAST_QUESTIONS`, or without draws, it is all of [0, 1].
     """
     area = ranking_of(value, states)
     count = states.question.max(initial=-1) + 1
     whole = area(np.ones(count))
-    if count < LEAST or not draws or np.isnan(whole):
+    if count < LEAST_QUESTIONS or not draws or np.isnan(whole):
         return Interval(whole, 0.0, 1.0)
     rng = np.random.default_rng(seed)
     drawn = [area(times) for times in rng.multinomial(count, np.full(count, 1 / count), draws)]
     return Interval(whole, *map(float, np.nanquantile(drawn, [0.025, 0.975])))
 
 
-def in_order(score: np.ndarray, pairs: StatePairs) -> np.ndarray:
+def score_order(score: np.ndarray, pairs: StatePairs) -> np.ndarray:
     """1 where `score` `[N]` puts a pair in the right order, 0.5 where it ties `[P]`."""
     difference = score[pairs.better] - score[pairs.worse]
     return (difference > 0) + 0.5 * (difference == 0)
@@ -58,25 +58,25 @@ def pair_accuracy(
     where that is known.
 
     The intervals are over questions: the pairs of one question are not independent of each other.
-    Of fewer than `LEAST` they are all that can be.
+    Of fewer than `LEAST_QUESTIONS` they are all that can be.
     """
     groups = pairs.question.tolist()
 
     def interval(after: list[float], before: list[float], least: float = 0.0) -> Interval:
         figure = paired_bootstrap(after, before, seed=seed, groups=groups)
-        return Interval(figure.value, least, 1.0) if len(set(groups)) < LEAST else figure
+        return Interval(figure.value, least, 1.0) if len(set(groups)) < LEAST_QUESTIONS else figure
 
-    ordered = in_order(value, pairs).tolist()
+    ordered = score_order(value, pairs).tolist()
     nothing = [0.0] * len(ordered)
     figures = {"pair accuracy": interval(ordered, nothing)}
     if np.isfinite(states.logprob[np.r_[pairs.better, pairs.worse]]).all():
-        likely = in_order(states.logprob, pairs).tolist()
+        likely = score_order(states.logprob, pairs).tolist()
         figures["pair accuracy, log-probability"] = interval(likely, nothing)
         figures["pair accuracy over log-probability"] = interval(ordered, likely, -1.0)
     return figures
 
 
-def blend(value: np.ndarray, states: States) -> float:
+def fit_blend(value: np.ndarray, states: States) -> float:
     """The weight lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` with the least squared
     error; NaN without data.
 

@@ -8,16 +8,17 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config.load import Config, explain
+from ..config.load import Config, explain_error
 from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..live import Progress, run_until
-from ..mcts.waiting import together
+from ..mcts.waiting import gather_all
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
 from ..problems.load import ALL, load_tasks, opening, with_context
@@ -25,19 +26,26 @@ from ..problems.registry import check_reads, open_one_of
 from ..problems.source import Source
 from ..rewards.custom import JUDGE, open_reward
 from ..tree.extract import remedy, shortfall
-from .agreement import agreement
+from .agreement import measure_agreement
 from .attempt import MethodContext
-from .cells import SAMPLES, Benchmark, refusals, run_cell, run_samples
-from .methods import answered
-from .names import UNJUDGED, MethodName
-from .results import EvalFolder, at_k, failures, leaders, paired, summary
-from .verifiers import RANKING, check_judged, load_verifier, named_verifier
+from .cells import SAMPLES_METHOD, Benchmark, refusal_reasons, run_cell, run_samples
+from .methods import run_method
+from .named_verifiers import RANKING, check_judged, load_verifier, named_verifier
+from .names import UNJUDGED_METHODS, MethodName
+from .results import (
+    EvalFolder,
+    find_leaders,
+    list_failures,
+    pair_methods,
+    pass_rows,
+    summarise_cell,
+)
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
-Positive = Annotated[int, Field(ge=1)]
-TRIED = 2  # questions of each source that are answered before the others
+PositiveCount = Annotated[int, Field(ge=1)]
+TRIED_FIRST = 2  # questions of each source that are answered before the others
 
 
 class Evaluation(BaseModel):
@@ -47,11 +55,11 @@ class Evaluation(BaseModel):
 
     source: Annotated[list[str], Field(min_length=1)]
     methods: Annotated[list[MethodName], Field(min_length=1)]
-    budget_tokens: Annotated[list[Positive], Field(min_length=1)]
+    budget_tokens: Annotated[list[PositiveCount], Field(min_length=1)]
     verifier: str | None
     prm: Path | None
     value: Path | None
-    num: Positive
+    num: PositiveCount
     start: Annotated[int, Field(ge=0)]
     split: Literal["train", "validation", "arena", "test", "all"]
     samples: Annotated[int, Field(ge=0)]
@@ -68,7 +76,7 @@ class Evaluation(BaseModel):
         except ValidationError as error:
             place = [str(part) for part in error.errors()[0]["loc"]]
             raise ConfigError(
-                flag(place[0]) + explain(error).removeprefix(".".join(place))
+                flag(place[0]) + explain_error(error).removeprefix(".".join(place))
             ) from error
         if work.guide is not None and "mcts" not in work.methods:
             raise ConfigError(
@@ -80,7 +88,7 @@ class Evaluation(BaseModel):
                 check_critic(critic, name, f"{flag(name)} {critic}")
         if (
             work.judge != "none"
-            and set(work.methods) <= set(UNJUDGED)
+            and set(work.methods) <= set(UNJUDGED_METHODS)
             and (work.verifier or work.prm or work.value)
         ):
             raise ConfigError(
@@ -111,7 +119,9 @@ class Evaluation(BaseModel):
             for budget in budgets
             for method in methods
         ]
-        return cells + [(source, SAMPLES, self.samples) for source in sources if self.samples]
+        return cells + [
+            (source, SAMPLES_METHOD, self.samples) for source in sources if self.samples
+        ]
 
     def run(
         self,
@@ -134,7 +144,7 @@ class Evaluation(BaseModel):
         )
         if work.value is not None:
             config = with_discount(config, work.value)
-        return work.measured(config, path, student, folder, progress, stop)
+        return work.measure_cells(config, path, student, folder, progress, stop)
 
     def with_own_value(
         self, config: Config, path: Path | None, student: Student | None, progress: Progress
@@ -142,7 +152,7 @@ class Evaluation(BaseModel):
         """The evaluation with the value that the student's folder carries, where no verifier is
         named.
         """
-        if self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED):
+        if self.verifier or self.prm or self.value or set(self.methods) <= set(UNJUDGED_METHODS):
             return config, self
         config, carried = carried_value(config, path, student)
         if carried is None:
@@ -152,7 +162,7 @@ class Evaluation(BaseModel):
         asked = {"value": value, "verifier": "calculator+value" if value else "calculator"}
         return config, self.model_copy(update=asked)
 
-    def measured(
+    def measure_cells(
         self,
         config: Config,
         path: Path | None,
@@ -174,7 +184,7 @@ class Evaluation(BaseModel):
             verified=False,
         )
         sources = {name: open_one_of(config, name) for name in self.source}
-        check_reads(config.problems, list(sources.values()))
+        check_reads(config.problems, [*sources.values()])
         custom = open_reward(config.rewards, config.teachers, greet=True)
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
@@ -184,8 +194,8 @@ class Evaluation(BaseModel):
         from ..answering.students import answering_student
 
         if student is None:
-            critics = self.prm is not None or self.value is not None
-            student = answering_student(config, path, inference=not critics)
+            alone = self.prm is None and self.value is None
+            student = answering_student(config, path, inference=alone)
         if config.engine.backend == "openai":
             self.check_remote(student)
         openings = {name: opening(config, source, student.name) for name, source in sources.items()}
@@ -206,7 +216,13 @@ class Evaluation(BaseModel):
             value = load_value(self.guide, student, config)
         elif judged:
             verifier = load_verifier(self.judge, student, config, self.prm, self.value)
-        context = MethodContext(student, verifier, config, value=value)
+        context = MethodContext(
+            student,
+            verifier,
+            config,
+            value=value,
+            tasks=[*chain.from_iterable(made.tasks for made in benchmarks.values())],
+        )
         progress.follow(student.engine)
         cells, most = [], 0
         for name, benchmark in benchmarks.items():
@@ -217,7 +233,7 @@ class Evaluation(BaseModel):
             cell = folder.read(name, method, budget)
             if cell is None:
                 student.opening, benchmark = openings[name], benchmarks[name]
-                if method == SAMPLES:
+                if method == SAMPLES_METHOD:
                     what, work = (
                         f"{budget} samples each",
                         run_samples(context, benchmark, budget, progress),
@@ -232,7 +248,7 @@ class Evaluation(BaseModel):
                 folder.write(cell)
             cells.append(cell)
         end_progress(progress, student)
-        measured = [cell for cell in cells if cell.method != SAMPLES]
+        measured = [cell for cell in cells if cell.method != SAMPLES_METHOD]
         folder.write_answers(measured)
         return {
             "student": student.title,
@@ -242,16 +258,16 @@ class Evaluation(BaseModel):
             "identity": folder.identity,
             "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
             "benchmarks": facts,
-            "rows": [summary(cell) for cell in measured],
-            "pairs": paired(measured),
-            "leaders": leaders(measured),
-            "failures": failures(measured),
+            "rows": [summarise_cell(cell) for cell in measured],
+            "pairs": pair_methods(measured),
+            "leaders": find_leaders(measured),
+            "failures": list_failures(measured),
             "judge": {
-                name: run_until(stop, agreement(context, benchmark, openings[name]))
+                name: run_until(stop, measure_agreement(context, benchmark, openings[name]))
                 for name, benchmark in benchmarks.items()
                 if JUDGE in self.judge.split("+")
             },
-            "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
+            "at_k": [pass_rows(cell) for cell in cells if cell.method == SAMPLES_METHOD],
         }
 
     def most_left(self, number: int, folder: EvalFolder, greedy: int) -> int:
@@ -260,7 +276,7 @@ class Evaluation(BaseModel):
         """
         left = 0
         for source, method, budget in self.cells[number:]:
-            if method != SAMPLES and folder.read(source, method, budget) is None:
+            if method != SAMPLES_METHOD and folder.read(source, method, budget) is None:
                 each = greedy if method == "greedy" else budget
                 left += each * folder.benchmarks[source]["problems"]
         return left
@@ -280,14 +296,14 @@ class Evaluation(BaseModel):
         said = check_prompts(context.student, questions)
         if said is not None:
             progress.say(f"{name}: {said}")
-        tasks = benchmark.tasks[:TRIED]
+        tasks = benchmark.tasks[:TRIED_FIRST]
         tried = [
-            answered("greedy", context, task.problem, context.config.seed, longest)
+            run_method("greedy", context, task.problem, context.config.seed, longest)
             for task in tasks
         ]
         progress.wait(f"trying {len(tried)} questions")
-        answers = run_until(stop, together(*tried))
-        refusals(tasks, answers)
+        answers = run_until(stop, gather_all(*tried))
+        refusal_reasons(tasks, answers)
         most, few = max(answer.tokens for answer in answers), min(self.budget_tokens)
         said = f"{name}: {len(tried)} questions tried, up to {most:,} tokens an answer"
         ends, search = Counter(filter(None, (answer.why for answer in answers))), context.settings
@@ -346,8 +362,8 @@ class Evaluation(BaseModel):
             "search": config.search.model_dump(
                 mode="json", exclude={"concurrent", "budget_tokens"}
             ),
-            "prm": digest(self.prm),
-            "value": digest(self.value),
+            "prm": critic_digest(self.prm),
+            "value": critic_digest(self.value),
         }
 
 
@@ -358,7 +374,7 @@ def end_progress(progress: Progress, student: Any) -> None:
         progress.say(word)
 
 
-def digest(critic: Path | None) -> str | None:
+def critic_digest(critic: Path | None) -> str | None:
     """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its
     other files.
     """

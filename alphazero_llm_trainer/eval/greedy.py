@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.protocol import Generated, GenerateRequest
+from ..config.sections import SearchConfig
+from ..engine.protocol import GenerateRequest, Limits
 from ..errors import RequestError
+from ..grading.graders import Grade
 from ..live import Progress, run_until
 from ..mcts.seeds import derive_seed
+from ..policy.proposals import make_steps
 from ..policy.student import Student
 from ..problems.registry import source_of
 from ..rewards.custom import CustomReward
-from ..types import Task
+from ..rewards.turns import TurnPolicy
+from ..types import Task, drawn_mask, text_of
 
 BATCH = 256  # problems put to the engine together
 
@@ -44,7 +48,17 @@ class Answers:
         return [row[0] for row in self.correct]
 
 
-def answer(
+@dataclass(frozen=True, slots=True)
+class GreedyResponse:
+    """A response's text, its drawn tokens, whether a limit cut it, and in a world its grade."""
+
+    text: str
+    tokens: int
+    cut: bool
+    grade: Grade | None = None
+
+
+def answer_tasks(
     student: Student,
     tasks: Sequence[Task],
     *,
@@ -56,12 +70,14 @@ def answer(
     doing: str = "answering",
     custom: CustomReward | None = None,
     stop: Callable[[], bool] | None = None,
+    settings: SearchConfig | None = None,
 ) -> Answers:
     """Answer `tasks` with `n` responses each by the student's weights as they are now, and grade
     them against gold, and by `custom`: the one way in which training measures a student. Runs its
     own event loop, and leaves the engine asleep.
 
-    Of a response that was cut at `max_tokens` only a `####` line is read.
+    Of a response that was cut at `max_tokens` only a `####` line is read. In worlds the student plays
+    episodes under `settings`, and a response is right that earns 1.
 
     Where a `progress` is given, the problems are counted there as what it is `doing`. Without
     `stop` nothing ends it.
@@ -78,41 +94,70 @@ def answer(
         check_update(engine, student.model, student.prompt_ids(tasks[0].problem.question))
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
-    async def respond(task: Task) -> list[Generated]:
+    settings = SearchConfig() if settings is None else settings
+    worlds = any(source_of(task.problem).worlds for task in tasks)
+    turns = TurnPolicy(student, settings, make_steps(student, 1.0)) if worlds else None
+    if turns is not None:
+        turns.tasks |= {task.problem.id: task for task in tasks}
+
+    async def play(turns: TurnPolicy, task: Task, seed: int) -> list[GreedyResponse]:
+        problem, limits = task.problem, Limits(settings.max_depth, max_tokens)
+        async with turns.episode(problem):
+            made, _ = await turns.continuations(problem, (), n, seed, limits, temperature)
+            texts = [text_of(one.steps) for one in made]
+            return [
+                GreedyResponse(
+                    text, sum(drawn_mask(one.steps)), one.cut, turns.grade(problem, text)
+                )
+                for text, one in zip(texts, made, strict=True)
+            ]
+
+    async def generate(task: Task, seed: int) -> list[GreedyResponse]:
         request = GenerateRequest(
             student.prompt_ids(task.problem.question),
             n=n,
             max_new_tokens=max_tokens,
             temperature=temperature,
-            seed=derive_seed(seed, task.problem.id),
+            seed=seed,
         )
+        [generated] = await engine.generate([request])
+        return [
+            GreedyResponse(
+                lead + student.decode(one.token_ids), len(one.token_ids), one.finish == "length"
+            )
+            for one in generated
+        ]
+
+    async def respond(task: Task) -> list[GreedyResponse]:
+        own = derive_seed(seed, task.problem.id)
         try:
-            [generated] = await engine.generate([request])
+            made = await (generate(task, own) if turns is None else play(turns, task, own))
         except RequestError:
-            generated = []
-        progress.advance(tokens=sum(len(sample.token_ids) for sample in generated))
-        return generated
+            made = []
+        progress.advance(tokens=sum(response.tokens for response in made))
+        return made
 
     async def respond_to_all() -> None:
         for start in range(0, len(tasks), BATCH):
             batch = tasks[start : start + BATCH]
             responses = await asyncio.gather(*map(respond, batch))
-            for task, generated in zip(batch, responses, strict=True):
-                texts = [lead + student.decode(sample.token_ids) for sample in generated]
+            for task, made in zip(batch, responses, strict=True):
+                texts = [response.text for response in made]
                 answers.skipped += not texts
                 answers.responses.append(texts)
                 # A response that was cut off has no answer unless it marked one: its last number is
                 # an accident.
                 grades = [
-                    await source_of(task.problem).grade_async(
-                        text, task, strict=sample.finish == "length"
+                    response.grade
+                    or await source_of(task.problem).grade_async(
+                        response.text, task, strict=response.cut
                     )
-                    for text, sample in zip(texts, generated, strict=True)
+                    for response in made
                 ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
                 answers.grades.append(grades[0].score if grades else 0.0)
                 answers.partial |= any(grade.partial is not None for grade in grades)
-                answers.tokens += sum(len(sample.token_ids) for sample in generated)
+                answers.tokens += sum(response.tokens for response in made)
         if custom is not None:
             answers.rewards = await custom.scores(
                 tasks, [texts[0] if texts else None for texts in answers.responses]

@@ -17,7 +17,7 @@ from ..errors import RequestError
 from ..problems.registry import source_of
 from ..tree.arena import WHOLE
 from ..tree.extract import SHORT, endings
-from ..types import Problem, Step, ids_of
+from ..types import Cost, Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
 Answering = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
@@ -27,27 +27,31 @@ TOO_LONG, REFUSED = "too long", "refused"
 BEAM_WIDTH = 2  # partial chains that beam keeps
 
 
-async def answered(
+async def run_method(
     name: str, context: MethodContext, problem: Problem, seed: int, budget: int
 ) -> Answered:
     """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends
     more.
     """
-    attempt = Attempt(context, problem, seed, budget)
-    if attempt.longest <= 0:
-        return Answered(None, TOO_LONG)
-    cost = attempt.cost
+    cost = Cost()
     try:
-        response, ended_by = await METHODS[name](attempt)
+        async with context.policy.episode(problem):
+            attempt = Attempt(context, problem, seed, budget)
+            if attempt.longest <= 0:
+                return Answered(None, TOO_LONG)
+            cost = attempt.cost
+            response, ended_by = await ANSWERING[name](attempt)
+            ending = context.ending(problem, response)
     except RequestError as error:
         return Answered(None, REFUSED, cost, refusal=str(error))
-    if attempt.left < 0:
+    if attempt.tokens_left < 0:
         raise OverBudgetError(
-            f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on"
-            f" {problem.id} with a budget of {budget}: its figures can't be compared"
+            f"{name} sampled {cost.sampled_tokens}, scored {cost.scored_tokens} and was given "
+            f"{cost.given_tokens} tokens on {problem.id} with a budget of {budget}: its figures can't be compared"
         )
     unjudged = context.verifier.checks and response in attempt.judge.unjudged
-    return Answered(response, ended_by, cost, unjudged, None if response else attempt.why)
+    why = None if response else attempt.why
+    return Answered(response, ended_by, cost, unjudged, why, ending=ending)
 
 
 # -- whole responses -------------------------------------------------------------------------------
@@ -55,12 +59,12 @@ async def answered(
 
 async def greedy(attempt: Attempt) -> tuple[str | None, str]:
     """One response of the likeliest tokens, whatever `search.verify.first_temperature` says."""
-    attempt.verify = attempt.verify.changed(first_temperature=0.0)
+    attempt.verify = attempt.verify.with_values(first_temperature=0.0)
     chain = await attempt.draw(greedy=True, judged=False)
     return chain.text if attempt.usable(chain) else None, "finished"
 
 
-async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
+async def draw_samples(attempt: Attempt, judged: bool) -> list[Chain]:
     """As many responses as the budget pays for, one after the other, or the attempt's `count` side
     by side; those that a limit cut before they stated an answer are left out.
 
@@ -85,15 +89,16 @@ async def majority(attempt: Attempt) -> tuple[str | None, str]:
     """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on
     ties.
     """
-    return voted(attempt, await samples(attempt, judged=False)), "tokens"
+    return vote_response(attempt, await draw_samples(attempt, judged=False)), "tokens"
 
 
-def voted(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
+def vote_response(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
     """The first response that gives the commonest answer; where none gives any, the first one."""
     votes: Counter[str] = Counter()
     texts: dict[str, str] = {}
     for chain in chains:
-        key = source_of(attempt.problem).vote_key(chain.text) if attempt.states(chain) else ""
+        stated = attempt.context.policy.state_answer(attempt.problem, chain.text)
+        key = source_of(attempt.problem).vote_key(stated) if attempt.states(chain) else ""
         votes[key] += 1
         texts.setdefault(key, chain.text)
     return texts[max(votes, key=lambda key: (key != "", votes[key]))] if votes else None
@@ -103,7 +108,7 @@ async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
     """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on
     ties.
     """
-    return await best_or_last(attempt, await samples(attempt, judged=True)), "tokens"
+    return await best_or_last(attempt, await draw_samples(attempt, judged=True)), "tokens"
 
 
 async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
@@ -139,7 +144,7 @@ async def last_resort(
         last = await attempt.draw(steps, greedy=not attempt.draws, judged=False)
         if attempt.usable(last):
             # First, for ties: it goes on from a prefix that holds.
-            chains.insert(0, await attempt.scored(last))
+            chains.insert(0, await attempt.score_chain(last))
     best = attempt.best(chains)
     return None if best is None else best.text
 
@@ -232,7 +237,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
     search = answer_search(
         context.student,
-        context.config.changed(search=settings.changed(**changes)),
+        context.config.with_values(search=settings.with_values(**changes)),
         context.perplexity,
         value=context.value,
         policy=context.policy if settings.mode == "step" else None,
@@ -246,7 +251,8 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     attempt.choice = choice
     if context.judged and not tree.sure(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
-    stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
+    said = context.policy.state_answer(attempt.problem, choice.response)
+    stated = source_of(attempt.problem).final_answer(said, strict=True) is not None
     # The last chain of a search in which none passed is kept beside the tree.
     whole = stated or any(
         end.verdict in WHOLE for end in tree.finished() if end.node == choice.node
@@ -254,7 +260,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     return (choice.response if whole else None), result.ended_by
 
 
-METHODS: dict[str, Answering] = {
+ANSWERING: dict[str, Answering] = {
     "greedy": greedy,
     "majority": majority,
     "best-of-n": best_of_n,

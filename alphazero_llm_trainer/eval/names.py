@@ -12,4 +12,4 @@ MethodName = Literal[
     "mcts",
 ]
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
-UNJUDGED = ("greedy", "majority")  # ask no verifier
+UNJUDGED_METHODS = ("greedy", "majority")  # ask no verifier

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
+from ..types import OF_WORLDS
 from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -38,14 +39,14 @@ class EvalFolder(Folder):
     kind, files = "eval", ("cells", "results.json")
 
     def begin(self, identity: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> None:
-        """Take cells in. What decides every cell's figures is `identity`, and what decides a
-        benchmark's alone (the hash of its rows) is its part of `benchmarks`.
+        """Remember what finished cells must agree with to be used again: `identity` for all of
+        them, and for those of a benchmark its entry in `benchmarks` (the hash of its rows).
         """
         self.cells, self.identity, self.benchmarks = self.path / "cells", identity, benchmarks
         self.cells.mkdir(parents=True, exist_ok=True)
 
-    def asked(self, benchmark: str) -> dict[str, Any]:
-        """What decides a cell."""
+    def cell_identity(self, benchmark: str) -> dict[str, Any]:
+        """What a finished cell of a benchmark must agree with to be used again."""
         return {**self.identity, **self.benchmarks[benchmark]}
 
     def file(self, benchmark: str, method: str, budget: int) -> Path:
@@ -64,13 +65,13 @@ class EvalFolder(Folder):
         except (OSError, ValueError, KeyError, TypeError) as error:
             fix = "remove it, and --resume measures it again"
             raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
-        self.check_same(had, self.asked(benchmark))
+        self.check_same(had, self.cell_identity(benchmark))
         return cell
 
     def write(self, cell: Cell) -> None:
         """Keep a finished cell: whole, or not at all."""
         file = self.file(cell.benchmark, cell.method, cell.budget)
-        write_json(file, {**asdict(cell), "asked": self.asked(cell.benchmark)})
+        write_json(file, {**asdict(cell), "asked": self.cell_identity(cell.benchmark)})
 
     def write_answers(self, cells: Sequence[Cell]) -> None:
         """Every answer of every cell, one a line."""
@@ -87,7 +88,7 @@ class EvalFolder(Folder):
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def summary(cell: Cell) -> dict[str, Any]:
+def summarise_cell(cell: Cell) -> dict[str, Any]:
     """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded
     as an answer; the mean of the user's own reward where it didn't fail, and how often it did.
     """
@@ -98,7 +99,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         "budget": cell.budget,
         "method": cell.method,
         "problems": n,
-        "accuracy": triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
+        "accuracy": interval_triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
         **{name: getattr(cell, name) / n for name in (*COSTS, "seconds")},
         "most_tokens": max(cell.tokens),
         **counts,
@@ -112,20 +113,22 @@ def summary(cell: Cell) -> dict[str, Any]:
         "silent": cell.silent,
         "refusals": cell.refused,
     }
+    if cell.turns or cell.given_tokens:
+        row |= {name: getattr(cell, name) / n for name in OF_WORLDS}
     known = [reward for reward in cell.rewards if reward is not None]
     if known:
         row |= {
-            "reward": triple(mean_interval(known)),
+            "reward": interval_triple(mean_interval(known)),
             "failed_rewards": len(cell.rewards) - len(known),
         }
     return row
 
 
-def triple(interval: Interval) -> list[float]:
+def interval_triple(interval: Interval) -> list[float]:
     return [interval.value, interval.low, interval.high]
 
 
-def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def pair_methods(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Mean differences with 95% paired bootstrap intervals at the same budget: every method over
     each baseline, those that repair steps over the control too. Without gold there are none, and
     none of a cell whose answers were cut.
@@ -140,11 +143,13 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             if other is not None and base != cell.method:
                 gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
                 reading = {"good": "gain", "bad": "loss", "": "no gain"}[gain.kind]
-                rows.append({**key, "over": base, "gain": triple(gain), "reading": reading})
+                rows.append(
+                    {**key, "over": base, "gain": interval_triple(gain), "reading": reading}
+                )
     return rows
 
 
-def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def find_leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """By benchmark and budget the method with the highest mean, the cheaper one of equals, and
     after it those that it isn't shown to be better than: the paired interval of the difference
     holds 0. Rewards are compared where there is no gold. None of a cell whose answers were cut.
@@ -167,13 +172,13 @@ def leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return rows
 
 
-def failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+def list_failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """By benchmark the first `FAILURES` problems that were not answered right, by the leader at the
     largest budget; nothing where no problem has a gold answer.
     """
     by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells if cell.gold}
     found = {}
-    for row in sorted(leaders(cells), key=lambda row: row["budget"]):
+    for row in sorted(find_leaders(cells), key=lambda row: row["budget"]):
         cell = by_key.get((row["benchmark"], row["budget"], row["methods"][0]))
         if cell is not None:
             wrong = [
@@ -184,7 +189,7 @@ def failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def at_k(cell: Cell) -> dict[str, Any]:
+def pass_rows(cell: Cell) -> dict[str, Any]:
     """pass@k for the k that there are samples for, with intervals over problems."""
     row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
     row["no_gold"] = not cell.gold
@@ -192,5 +197,5 @@ def at_k(cell: Cell) -> dict[str, Any]:
     row["refusals"] = cell.refused
     for k in (k for k in KS if k <= cell.budget):
         chances = [pass_at_k(cell.budget, sum(right), k) for right in cell.correct]
-        row[f"pass@{k}"] = triple(mean_interval(chances))
+        row[f"pass@{k}"] = interval_triple(mean_interval(chances))
     return row

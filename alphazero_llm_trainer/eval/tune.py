@@ -21,12 +21,12 @@ from ..problems.registry import open_source
 from .attempt import MethodContext
 from .cells import Benchmark, Cell, run_cell
 from .metrics import paired_bootstrap
-from .results import triple
-from .verifiers import load_verifier
+from .named_verifiers import load_verifier
+from .results import interval_triple
 
 # A method and its `search.*`: of answers without the value, and of those by it.
-ALONE = "step-rejection, mcts select=puct, mcts select=best-first, mcts select=phs"
-GUIDED = (
+UNGUIDED_METHODS = "step-rejection, mcts select=puct, mcts select=best-first, mcts select=phs"
+GUIDED_METHODS = (
     "mcts select=puct backup=mean exploration=0.1, mcts select=puct backup=mean exploration=0.5, "
     "mcts select=puct backup=max exploration=0.02, mcts select=puct backup=max exploration=0.1, "
     "mcts select=best-first, "
@@ -34,7 +34,7 @@ GUIDED = (
 )
 
 
-def tune(
+def tune_search(
     config: Config,
     path: Path | None,
     num: int,
@@ -62,7 +62,7 @@ def tune(
     benchmark = Benchmark("validation", tasks_of(config, "validation", num, start))
     student = answering_student(config, path, opening(config), inference=False)
     rows, cells = list[dict[str, Any]](), list[Cell]()
-    for verifier, tried in (("calculator", ALONE), ("calculator+value", GUIDED)):
+    for verifier, tried in (("calculator", UNGUIDED_METHODS), ("calculator+value", GUIDED_METHODS)):
         rule = load_verifier(verifier, student, config, None, place)
         for doing in tried.split(", "):
             method, *words = doing.split()
@@ -71,7 +71,7 @@ def tune(
                 continue
             search = SearchConfig.model_validate(settings)
             settings = {key: getattr(search, key) for key in settings}
-            context = MethodContext(student, rule, config.changed(search=settings))
+            context = MethodContext(student, rule, config.with_values(search=settings))
             progress.start(len(benchmark.tasks), unit="problem", doing=doing)
             cell = run_until(stop, run_cell(context, benchmark, method, budget, progress))
             cells.append(cell)
@@ -79,14 +79,14 @@ def tune(
             rows[-1] |= {"accuracy": fmean(cell.right), "tokens": fmean(cell.tokens)}
             progress.say(f"{doing} under {verifier}: {fmean(cell.right):.3f}")
     progress.stop()
-    record = chosen(rows, cells)
+    record = choose_settings(rows, cells)
     facts = {"source": source.name, "problems": len(benchmark.tasks), "start": start}
     record |= facts | {"budget": budget, "table": rows}
     write_json(place / "critic.json", read_note(place, "critic.json") | {CHOSEN: record})
     return record
 
 
-def chosen(rows: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> dict[str, Any]:
+def choose_settings(rows: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> dict[str, Any]:
     """The settings of the best tree search, and whether and by how much the value helps; the first
     of equals.
     """
@@ -103,4 +103,7 @@ def chosen(rows: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> dict[str, A
     gain = paired_bootstrap(by_value.right, alone.right, groups=by_value.groups)
     helps = gain.low > 0
     row = rows[best(helps, "mcts")]
-    return {key: row[key] for key in CHOOSES if key in row} | {"helps": helps, "gain": triple(gain)}
+    return {key: row[key] for key in CHOOSES if key in row} | {
+        "helps": helps,
+        "gain": interval_triple(gain),
+    }

@@ -21,7 +21,7 @@ that a limit cut the last number is an accident. Where rule 1 or 3 finds a sente
 number, that number is the answer. `words=True` is for answers that need not be numbers (LaTeX,
 names): rules 1 to 3, each as it stands. `extract_number` is for answers that are numbers: by the
 same rules, and what is no number is no answer. There a statement is read as a person reads it
-(`_numeric`): the last side of a calculation, units of one letter, groups of digits, no remark and
+(`_numeric_form`): the last side of a calculation, units of one letter, groups of digits, no remark and
 no decoration. `extract_choice` is for letters of choices: what names none is passed over.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact
@@ -43,11 +43,11 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from ..errors import DataError
-from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language, rewrite, translation
+from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language, load_translation, rewrite_text
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
-SHORT = 5  # letters of a word that a full stop shortens, at most
+SHORTENED = 5  # letters of a word that a full stop shortens, at most
 SEEN = 80  # characters on each side of a full stop that tell what it ends
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 FACTORS = {
@@ -152,7 +152,7 @@ _HEADING = re.compile(
 )
 
 
-def _phrase(language: Language) -> str:
+def _answer_phrase(language: Language) -> str:
     """What says in a language that the answer follows."""
     letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?!\w|['’]s\b))"
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
@@ -165,7 +165,7 @@ def _phrase(language: Language) -> str:
     )
 
 
-def _reason(language: Language, comma: str) -> str:
+def _reason_pattern(language: Language, comma: str) -> str:
     """What gives a reason in a language, behind one of `comma` or, for some words, without."""
     end = r"(?:\b|(?!\w))" if language.spaced else ""
     space = r"\s" if language.spaced else r"\s*"
@@ -173,20 +173,20 @@ def _reason(language: Language, comma: str) -> str:
 
 
 @cache
-def _ends(code: str | None) -> re.Pattern[str]:
+def _end_pattern(code: str | None) -> re.Pattern[str]:
     """What ends a statement: the end of its sentence, or a reason in the language of its phrase. A
     word that is another one, too (da Vinci, un car scolaire), gives one behind a comma alone."""
     return re.compile(
         rf"(?:{WORDS['tails']})?(?:(?<=\.\.\.)(?=\s|\Z)|(?P<point>(?<!\.\.)\.)(?=\s|\Z)|[!?](?=\s"
         rf"|\Z)|[。।॥۔።។៕។։！？\n]|\Z"
-        rf"|{_reason(LANGUAGES[code or 'en'], '[,，、،]')})"
+        rf"|{_reason_pattern(LANGUAGES[code or 'en'], '[,，、،]')})"
     )
 
 
 # "The answer is", or what mends an answer that was stated before ("it should be").
 _PHRASES = {
     spaced: "|".join(
-        f"(?P<{code}>{_phrase(language)})"
+        f"(?P<{code}>{_answer_phrase(language)})"
         for code, language in LANGUAGES.items()
         if language.spaced is spaced
     )
@@ -199,7 +199,7 @@ _ANSWER_IS = re.compile(
     rf"|(?=[^\x00-\x7f])(?:{_PHRASES[False]}))[\s:*]*+(?=.)",
     re.IGNORECASE,
 )
-_REASONS = "|".join(_reason(language, "[,;]") for language in LANGUAGES.values())
+_REASONS = "|".join(_reason_pattern(language, "[,;]") for language in LANGUAGES.values())
 # Behind these a full stop ends no sentence: in front of a name, in front of a number, or wherever
 # none begins.
 _TITLE = re.compile(
@@ -382,7 +382,7 @@ _REPEATING = re.compile(
     r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
     r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
 )
-CHARACTERS = translation("characters")
+CHARACTERS = load_translation("characters")
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u266c\u2670-\u27bf\u2b00-\u2bff\ufe0f\u200b-"
     "\u200f\u2060\ufeff\u00ad\u220e\u25a0\u25cf]"
@@ -427,7 +427,7 @@ def spoken(response: str) -> str:
             said = said[: end.start()]
             break
     said = _SPECIAL.sub("", said)
-    answered = next(_marks(said), None) or _BOX.search(said) or _ANSWER_IS.search(said)
+    answered = next(_find_marks(said), None) or _BOX.search(said) or _ANSWER_IS.search(said)
     first = answered or _FIRST_DIGIT.search(said)
     following = None if first is None else _NEXT_QUESTION.search(said, first.start())
     if following is None or (answered is None and not following[0].startswith("\n\n")):
@@ -446,18 +446,19 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
     text = spoken(text)
-    for boxed, stated in _stated(text, strict):
+    for boxed, stated in _find_stated(text, strict):
         if stated:
             return stated[-1] if words or boxed else _one_number(untagged(stated[-1]))
     return None if strict or words else _last_number(text)
 
 
-def _stated(text: str, strict: bool) -> Iterator[tuple[bool, list[str]]]:
-    """What each of the rules 1 to 3 (1 and 2 where `strict`) finds, and whether in a box."""
-    yield False, _lines(text)
-    yield True, _boxes(text, strict)
+def _find_stated(text: str, strict: bool) -> Iterator[tuple[bool, list[str]]]:
+    """For each of the module's rules 1 to 3 (1 and 2 where `strict`): whether it reads a box, and
+    the statements that it finds."""
+    yield False, _marked_lines(text)
+    yield True, _box_contents(text, strict)
     if not strict:
-        yield False, _sentences(text)
+        yield False, _answer_sentences(text)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -471,17 +472,17 @@ def extract_number(text: str, strict: bool = False) -> str | None:
     in the text is taken for them. `strict` as in `extract`.
     """
     text, unread = spoken(text), strict
-    for boxed, stated in _stated(text, strict):
+    for boxed, stated in _find_stated(text, strict):
         numeric = [words for words in stated if any(map(str.isnumeric, words))]
         if numeric:
             last, unread = numeric[-1], True
-            for reading in (last, _one_number(last), _numeric(last, boxed)):
+            for reading in (last, _one_number(last), _numeric_form(last, boxed)):
                 if number(reading) is not None:
                     return reading
         elif stated and re.fullmatch(r"\S{2,}", normalize(stated[-1])):
             unread = True
-    stray = None if unread else _last_number(_grouped(text))
-    for reading in () if stray is None else (stray, _numeric(stray)):
+    stray = None if unread else _last_number(_join_groups(text))
+    for reading in () if stray is None else (stray, _numeric_form(stray)):
         if number(reading) is not None:  # 0/0 is none
             return reading
     return None
@@ -496,7 +497,7 @@ def solution_answer(solution: str) -> str | None:
     """
     stated = extract(solution, strict=True, words=True)
     boxes = dict.fromkeys(map(normalize, _joined_boxes(spoken(solution), True)))
-    if len(boxes) > 1 and not _lines(spoken(solution)):
+    if len(boxes) > 1 and not _marked_lines(spoken(solution)):
         shown = " and ".join(map(repr, boxes))
         raise DataError(f"boxes {shown}, several answers: write the right one as `answer`")
     return stated
@@ -516,9 +517,9 @@ def extract_choice(text: str, strict: bool = False) -> str | None:
     `strict` as in `extract`.
     """
     text, boxes, first = spoken(text), not strict, None
-    for boxed, stated in _stated(text, strict):
+    for boxed, stated in _find_stated(text, strict):
         for statement in reversed(stated):
-            if _choices(statement) is not None:
+            if _named_choices(statement) is not None:
                 return statement
             first, boxes = first or statement, boxes and boxed
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -539,30 +540,30 @@ def letter(statement: str) -> str | None:
     word such as "option" or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do
     `A cat`, `Vitamin C` and `I think`.
     """
-    named = _choices(statement) or ()
+    named = _named_choices(statement) or ()
     return named[0] if len(named) == 1 else None
 
 
-def _choices(statement: str) -> list[str] | None:
+def _named_choices(statement: str) -> list[str] | None:
     """The choices that a statement names, less those that it denies; None where it has neither."""
-    text = _strip(_plain(_TAGS.sub("", statement)))
+    text = _strip_text(_plain_text(_TAGS.sub("", statement)))
     text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{_SMILE}", "", text)
     whole = _ONE_LETTER.fullmatch(text)
     if whole:
         return [whole[1].upper()]
     if {"A", "B"} <= {label[1] for label in _OPTIONS.finditer(text)}:
         text = _OPTIONS.sub(" ", text)  # all of them are listed
-    denied = [letter for names in _DENIED.finditer(text) for letter in _standing(names[1])]
+    denied = [letter for names in _DENIED.finditer(text) for letter in _lone_letters(names[1])]
     denied += [name[1] for name in _IS_WRONG.finditer(text)]
     named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
     for names in _SEVERAL.finditer(text):
-        several = _standing(names[0])
+        several = _lone_letters(names[0])
         named += several if len(several) > 1 else []
     left = [name for name in dict.fromkeys(named) if name not in denied]
     return left if named or denied else None
 
 
-def _standing(text: str) -> list[str]:
+def _lone_letters(text: str) -> list[str]:
     """The capital letters that stand alone."""
     return re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", text)
 
@@ -575,7 +576,7 @@ def is_final(step: str, before: str = "") -> bool:
     """
     if "####" not in step:
         return False
-    return bool(_lines(without_thinking(f"<think>{step}" if thinks(before) else step)))
+    return bool(_marked_lines(without_thinking(f"<think>{step}" if thinks(before) else step)))
 
 
 def normalize(text: str) -> str:
@@ -587,7 +588,7 @@ def normalize(text: str) -> str:
     # Folding can bring new text to light (a box in bold, say), so this goes on until nothing
     # changes.
     for _ in range(8):
-        key = _key(text)
+        key = _answer_key(text)
         if key == text:
             break
         text = key
@@ -602,7 +603,7 @@ def equal(a: str, b: str) -> bool:
 
 def number(text: str) -> Fraction | None:
     """The exact number that `text` states, or None where it states anything else."""
-    return _value(normalize(text))
+    return _number_value(normalize(text))
 
 
 def gold_number(text: str) -> Fraction | None:
@@ -617,12 +618,12 @@ def bare(text: str) -> str:
     """`text`, or what it states where it is a sentence of that kind (`The answer is 5.`)."""
     phrase = _ANSWER_IS.search(text)
     sentence = phrase and phrase.lastgroup and re.fullmatch(r"[\w, ]*", text[: phrase.start()])
-    return next(_statements(text), text).strip() if sentence else text
+    return next(_find_statements(text), text).strip() if sentence else text
 
 
 def repeating(text: str) -> str:
     r"""`text` with fractions for repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
-    text = rewrite(text, "marked_digits")
+    text = rewrite_text(text, "marked_digits")
     return _REPEATING.sub(_repeating_fraction, text)
 
 
@@ -640,7 +641,7 @@ def _repeating_fraction(decimal: re.Match[str]) -> str:
 def unglued(text: str) -> str:
     """`text` with what NFKC and NFKD would glue to the digits before it apart from them: 10⁶ is not
     106, and 1½ is not 11/2."""
-    return rewrite(text, "glued")
+    return rewrite_text(text, "glued")
 
 
 def without_unit(latex: str) -> str:
@@ -648,7 +649,7 @@ def without_unit(latex: str) -> str:
     `3\sqrt2`."""
     unit = _LATEX_UNIT.search(latex)
     # A lone \text{even} is the answer, and words that change the value stay.
-    return latex[: unit.start()].rstrip() if unit and _is_unit(_plain(unit[0])) else latex
+    return latex[: unit.start()].rstrip() if unit and _is_unit(_plain_text(unit[0])) else latex
 
 
 def gold(text: str) -> str:
@@ -657,8 +658,8 @@ def gold(text: str) -> str:
     Raises:
         DataError: there is no `####` line, or what follows it is not a number.
     """
-    lines = _lines(text)
-    value = _value(_plain(lines[-1])) if lines else None
+    lines = _marked_lines(text)
+    value = _number_value(_plain_text(lines[-1])) if lines else None
     if value is None:
         shown = text if len(text) <= 80 else "..." + text[-80:]
         raise DataError(
@@ -668,9 +669,9 @@ def gold(text: str) -> str:
     return str(value)
 
 
-def _lines(text: str) -> list[str]:
+def _marked_lines(text: str) -> list[str]:
     """What follows `####` on each line that has it, headings and empty ones left out."""
-    return [mark[1].strip() for mark in _marks(text)]
+    return [mark[1].strip() for mark in _find_marks(text)]
 
 
 def untagged(text: str) -> str:
@@ -678,14 +679,14 @@ def untagged(text: str) -> str:
     return _TAGS.sub("", text).strip() or text.strip()
 
 
-def _marks(text: str) -> Iterator[re.Match[str]]:
+def _find_marks(text: str) -> Iterator[re.Match[str]]:
     """The lines with `####` that hold an answer."""
     for mark in _HASHES.finditer(text):
         if normalize(untagged(mark[1])) and not _HEADING.match(mark[1]):
             yield mark
 
 
-def _boxes(text: str, strict: bool = False) -> list[str]:
+def _box_contents(text: str, strict: bool = False) -> list[str]:
     """The content of the last box, where it has one: a list with that of the boxes joined to it.
 
     Where not `strict`, a box without braces is one, too.
@@ -712,7 +713,7 @@ def _joined_boxes(text: str, strict: bool) -> list[str]:
     return [", ".join(contents.values()) for contents in lists]
 
 
-def _unescape(value: str) -> str:
+def _unescape_json(value: str) -> str:
     """A value of JSON without its escapes; LaTeX that wasn't escaped stays."""
     value = re.sub(
         r'\\(?:u([0-9a-fA-F]{4})|(["\\/]))',
@@ -722,23 +723,25 @@ def _unescape(value: str) -> str:
     return value.strip("\"'")
 
 
-def _sentences(text: str) -> list[str]:
+def _answer_sentences(text: str) -> list[str]:
     """What the key "answer" of JSON or `<answer>` holds, else what follows each "answer is" or
     "answer:".
     """
-    stated = [_unescape("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)]
-    stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_statements(text)]
+    stated = [
+        _unescape_json("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)
+    ]
+    stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_find_statements(text)]
     return [sentence.strip() for sentence in stated if normalize(sentence)]
 
 
-def _statements(text: str) -> Iterator[str]:
+def _find_statements(text: str) -> Iterator[str]:
     """What follows each "answer is" or "answer:", and what mends it, up to the end of its sentence
     or a reason."""
     stated, phrase = False, _ANSWER_IS.search(text)
     while phrase is not None:
         start = last = phrase.end()
         stated = stated or phrase.lastgroup is not None
-        for end in _ends(phrase.lastgroup).finditer(text, start + 1) if stated else ():
+        for end in _end_pattern(phrase.lastgroup).finditer(text, start + 1) if stated else ():
             if not (end["point"] and _goes_on(text, start, end.start("point"))):
                 last = end.start()
                 yield text[start:last]
@@ -759,7 +762,7 @@ def _goes_on(text: str, start: int, point: int) -> bool:
     if _COUNTED.fullmatch(word) and re.match(rf"-?[{_MONEY}]?[0-9]", rest):
         return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
     following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
-    if rest[0].islower() and word.isalpha() and 1 < len(word) <= SHORT:  # Dept. of State
+    if rest[0].islower() and word.isalpha() and 1 < len(word) <= SHORTENED:  # Dept. of State
         return not _STARTS_SMALL.match(rest)
     initials = rest[1:2] == "."  # A. A. Milne
     if not initials and (_STARTS.match(rest) or following in said):
@@ -775,7 +778,7 @@ def _goes_on(text: str, start: int, point: int) -> bool:
 
 
 def _last_number(text: str) -> str | None:
-    plain = _plain(text)
+    plain = _plain_text(text)
     numbers = [*_TOKEN.finditer(plain)]
     if not numbers:
         return None
@@ -785,7 +788,7 @@ def _last_number(text: str) -> str | None:
     return f"-{plain[start:end]}" if signed else plain[start:end]
 
 
-def _digits(spelt: re.Match[str]) -> str:
+def _spelt_digits(spelt: re.Match[str]) -> str:
     """What stands in the brackets of `five (5)`; all of it where the words say another number."""
     whole = part = 0
     for word in re.findall(_WORD, spelt[1].casefold()):
@@ -798,25 +801,25 @@ def _digits(spelt: re.Match[str]) -> str:
 
 def _one_number(statement: str) -> str:
     """`statement`, or the number in it where it is a sentence that states one number."""
-    statement = _IN_WORDS.sub(_digits, statement)
-    plain = _strip(_plain(statement))
+    statement = _IN_WORDS.sub(_spelt_digits, statement)
+    plain = _strip_text(_plain_text(statement))
     numbers = list(itertools.islice(_TOKEN.finditer(plain), 2))
-    if len(numbers) != 1 or _value(plain) is not None:
+    if len(numbers) != 1 or _number_value(plain) is not None:
         return statement
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
-    return numbers[0][0] if _leads(lead) and _is_unit(tail) else statement
+    return numbers[0][0] if _may_lead(lead) and _is_unit(tail) else statement
 
 
-def _leads(text: str) -> bool:
+def _may_lead(text: str) -> bool:
     """Whether `text` may stand before the one number of a sentence and leave its value."""
     words = re.findall(_WORD, text.casefold())
     limit = re.search(r"(?:(?<!left )\bover|\A\W*up to)\s*\Z", text, re.IGNORECASE)
     says_none = limit or _CHANGES.search(text) or any(map(_NO_SENTENCE.fullmatch, words))
-    scaled = any(len(word) > SHORT - 2 and word in FACTORS for word in text.casefold().split())
+    scaled = any(len(word) > SHORTENED - 2 and word in FACTORS for word in text.casefold().split())
     return bool(_LEAD.fullmatch(text)) and not says_none and not scaled
 
 
-def _numeric(statement: str, boxed: bool = False) -> str:
+def _numeric_form(statement: str, boxed: bool = False) -> str:
     """What a statement says where answers are numbers, in a form that `number` reads: what
     `_spelt_out` mends, the result of a calculation; remarks are gone. In a box an exclamation mark
     is a factorial, elsewhere it is delight.
@@ -827,9 +830,9 @@ def _numeric(statement: str, boxed: bool = False) -> str:
     if not boxed:
         text = re.sub(r"(?<=[0-9])\s*!+", "", text)
     left, equals, right = text.rpartition("=")
-    if equals and _computed(left, right):
+    if equals and _is_computed(left, right):
         text = right
-    elif equals and _value(left) is not None and _computed(right, left):
+    elif equals and _number_value(left) is not None and _is_computed(right, left):
         text = left  # 18 = 9 + 9
     text = _one_number(text.strip())
     return text if number(text) is not None else _one_number(_REMARK.sub("", text))
@@ -838,10 +841,10 @@ def _numeric(statement: str, boxed: bool = False) -> str:
 def _spelt_out(text: str) -> str:
     """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5`
     as `number` reads them."""
-    return rewrite(_grouped(_strip(_plain(_TAGS.sub("", text)))), "spelt_out")
+    return rewrite_text(_join_groups(_strip_text(_plain_text(_TAGS.sub("", text)))), "spelt_out")
 
 
-def _grouped(text: str) -> str:
+def _join_groups(text: str) -> str:
     """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas
     as India sets them."""
     european = r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])"
@@ -850,12 +853,12 @@ def _grouped(text: str) -> str:
     return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
 
 
-def _computed(left: str, right: str) -> bool:
+def _is_computed(left: str, right: str) -> bool:
     """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with
     operators or units, and names no variable there, or only says what has the value."""
     side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
     start = re.search(rf"[0-9(]|[{_MONEY}](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
-    if not _leads(side if start is None else side[: start.start()]):
+    if not _may_lead(side if start is None else side[: start.start()]):
         return False
     if start is None:
         words = re.findall(_WORD, side)
@@ -875,7 +878,7 @@ def _computed(left: str, right: str) -> bool:
         elif not re.match(rf"[0-9.()%{_MONEY}]", part):
             return False
         before = part
-    return counts or _value(side) == _value(right)
+    return counts or _number_value(side) == _number_value(right)
 
 
 def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
@@ -893,30 +896,30 @@ def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
     return boxes
 
 
-def _plain(text: str) -> str:
+def _plain_text(text: str) -> str:
     """`text` with one spelling for LaTeX, Unicode and thousands; its numbers are ASCII."""
-    text = unglued(rewrite(repeating(text), "raw"))
+    text = unglued(rewrite_text(repeating(text), "raw"))
     text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     if not text.isascii():
         text = _EMOJI.sub("", text)
         text = re.sub(r"(?![0-9])\d", lambda digit: str(int(digit[0])), text)
-    return rewrite(text, "plain")
+    return rewrite_text(text, "plain")
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
-def _key(text: str) -> str:
-    text = _strip(_plain(text))
+def _answer_key(text: str) -> str:
+    text = _strip_text(_plain_text(text))
     box = _WHOLE_BOX.fullmatch(text)
     if box:
-        text = _strip(box[1])
-    value = _value(text)
+        text = _strip_text(box[1])
+    value = _number_value(text)
     if value is not None:
         return str(value)
     text = re.sub(r" ?([-+*/=^(){}]) ?", r"\1", re.sub(r"[\s$]+", " ", text.casefold()))
-    return _strip(re.sub(r" ?, ?", ", ", text))  # `1, 234` are two numbers
+    return _strip_text(re.sub(r" ?, ?", ", ", text))  # `1, 234` are two numbers
 
 
-def _strip(text: str) -> str:
+def _strip_text(text: str) -> str:
     # Full stops go at the end only: at the front one is a decimal point. An exclamation mark
     # after a number or a variable stays: it is a factorial.
     text = text.lstrip(" \t\r\n*`'\"_,;:")
@@ -926,12 +929,13 @@ def _strip(text: str) -> str:
     return kept + factorial[1] if factorial and counted else kept
 
 
-def _value(text: str) -> Fraction | None:
-    """The exact number that `text`, as `_plain` left it, stands for, or None where it isn't one
-    number."""
+def _number_value(text: str) -> Fraction | None:
+    """The exact number that `text`, as `_plain_text` left it, stands for, or None where it isn't
+    one number.
+    """
     if len(text) > MAX_NUMBER_LENGTH:
         return None
-    text = re.sub(rf"[{_MONEY}]", " ", _strip(text)).strip()
+    text = re.sub(rf"[{_MONEY}]", " ", _strip_text(text)).strip()
     inner = text.strip("()[]{} \t\r\n")
     if text[:1] in "([{" and "," in inner:
         return None  # (1,234) is a pair or an interval
@@ -940,7 +944,7 @@ def _value(text: str) -> Fraction | None:
     match = _VALUE.match(text)
     if match is None:
         return None
-    scale, unit = _scale(text[match.end() :])
+    scale, unit = _read_scale(text[match.end() :])
     unit, below = _BELOW_ZERO.subn("", unit)
     if not _is_unit(unit):
         return None
@@ -952,7 +956,7 @@ def _value(text: str) -> Fraction | None:
     return (-value if match["sign"] == "-" or below else value) * scale
 
 
-def _scale(rest: str) -> tuple[int, str]:
+def _read_scale(rest: str) -> tuple[int, str]:
     """The factor that words such as "million" name, and the unit that follows."""
     factor = 1
     while scale := _SCALED.match(rest):

@@ -47,12 +47,17 @@ from typing import ClassVar
 
 from . import answers
 from .math_verifier import Request, shared_verifier
-from .tables import NUMBERS, TABLES, WORDS, rewrite, translation
+from .tables import NUMBERS, TABLES, WORDS, load_translation, rewrite_text
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
-KINDS = {"numbers": "numbers", "choice": "letters of choices", "math": "formulas", "words": "words"}
+KIND_NAMES = {
+    "numbers": "numbers",
+    "choice": "letters of choices",
+    "math": "formulas",
+    "words": "words",
+}
 _LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
 # `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
 _FORMULA = re.compile(
@@ -107,7 +112,7 @@ DOUBLE_DIGITS = 15  # of one of 64 bits
 LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
-_FOLDED = translation("folded") | translation("characters")
+_FOLDED = load_translation("folded") | load_translation("characters")
 # Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
 # changes what is meant. Signs of mathematics always do.
 _MARKS = re.compile(
@@ -120,8 +125,8 @@ _MARKS = re.compile(
 )
 _JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠≈|→←↔∧∨∩∪∈∉±])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
 # What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
-_ENDS = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
-_LABEL = re.compile(
+_BRACKETED = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
+_CHOICE_LABEL = re.compile(
     r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}"
     r"|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
     r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
@@ -210,11 +215,11 @@ class NumberGrader(Grader):
     find = staticmethod(answers.extract_number)
 
     def same(self, answer: str, gold: str) -> bool:
-        """See `Grader.same`."""
+        """Whether two answers are the same."""
         number, wanted = answers.number(answer), answers.gold_number(gold)
         if number is None or wanted is None:
             return super().same(answer, gold)
-        return number == wanted or abs(number - wanted) < _precision(gold)
+        return number == wanted or abs(number - wanted) < _gold_precision(gold)
 
 
 class MathGrader(Grader):
@@ -225,7 +230,7 @@ class MathGrader(Grader):
     find = staticmethod(partial(answers.extract, words=True))
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
-        """See `Grader.grade_many`; math-verify gets all pairs in one batch."""
+        """The grades of (response, gold) pairs. Math-verify gets all pairs in one batch."""
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
         for i, (response, written) in enumerate(pairs):
@@ -274,11 +279,11 @@ class ExactGrader(Grader):
     find = staticmethod(extract_line)
 
     def same(self, answer: str, gold: str) -> bool:
-        """See `Grader.same`."""
+        """Whether two answers are the same."""
         return self.key(gold) in (self.key(answer), self.key(answers.untagged(answer)))
 
     def key(self, answer: str) -> str:
-        """See `Grader.key`."""
+        """What equal answers share."""
         return " ".join(answer.split())
 
 
@@ -286,7 +291,7 @@ class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
 
     def compare(self, answer: str | None, gold: str) -> Grade:
-        """See `Grader.compare`; F1 is its partial credit."""
+        """The grade of an answer. F1 is its partial credit."""
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
         answer, gold = map(answers.bare, (answer, gold))
@@ -299,13 +304,17 @@ class WordsGrader(ExactGrader):
         return replace(super().compare(answer, gold), f1=f1, partial=f1)
 
     def same(self, answer: str, gold: str) -> bool:
-        """See `Grader.same`. Brackets around numbers or variables are one kind, or in one alone."""
-        ends = {m[1] + m[2] for text in (answer, gold) if (m := _ENDS.fullmatch(text))}
+        """Whether two answers are the same. Brackets around numbers or variables are one kind, or
+        in one alone.
+        """
+        ends = {m[1] + m[2] for text in (answer, gold) if (m := _BRACKETED.fullmatch(text))}
         return super().same(answer, gold) and len(ends) < 2
 
     def key(self, answer: str) -> str:
-        """See `ExactGrader.key`."""
-        return normalize_words(answer.replace(",", ", ") if _ENDS.fullmatch(answer) else answer)
+        """The form of an answer by which equal ones are counted together in a vote."""
+        return normalize_words(
+            answer.replace(",", ", ") if _BRACKETED.fullmatch(answer) else answer
+        )
 
 
 class ChoiceGrader(ExactGrader):
@@ -314,7 +323,7 @@ class ChoiceGrader(ExactGrader):
     find = staticmethod(answers.extract_choice)
 
     def key(self, answer: str) -> str:
-        """See `ExactGrader.key`."""
+        """The form of an answer by which equal ones are counted together in a vote."""
         return answers.letter(answer) or normalize_words(answer)
 
 
@@ -324,7 +333,7 @@ class MixedGrader(Grader):
     waits = True
 
     def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
-        """See `Grader.grade_many`."""
+        """The grades of (response, gold) pairs."""
         kinds = [kind_of(gold) for _, gold in pairs]
         graded = {}
         for kind in set(kinds):
@@ -377,8 +386,8 @@ def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
     kinds = {kind_of(gold) for gold in known}
     if len(kinds) == 1:
         [kind] = kinds
-        return kind, f"all gold answers are {KINDS[kind]}"
-    why = f"the gold answers are {' and '.join(KINDS[kind] for kind in sorted(kinds))}"
+        return kind, f"all gold answers are {KIND_NAMES[kind]}"
+    why = f"the gold answers are {' and '.join(KIND_NAMES[kind] for kind in sorted(kinds))}"
     if "words" not in kinds and "math" in kinds:
         return "math", why
     return "mixed", f"{why}, each met by the rule of its kind; problems.grade sets one rule for all"
@@ -390,16 +399,16 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = rewrite(answers.unglued(_TEXT.sub(r"\1", answers.untagged(text))), "twins")
+    text = rewrite_text(answers.unglued(_TEXT.sub(r"\1", answers.untagged(text))), "twins")
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = re.sub(r"(?<=\b[a-z])\.\s*(?=[a-z]\b)", "", text)  # J. K. and J.K. are JK
-    said = _JOINED.sub(r"\1\2", _MARKS.sub(_meant, text))
-    return " ".join(_ARTICLES.sub(_meant, said if re.search(r"\w", said) else text).split())
+    said = _JOINED.sub(r"\1\2", _MARKS.sub(_drop_mark, text))
+    return " ".join(_ARTICLES.sub(_drop_mark, said if re.search(r"\w", said) else text).split())
 
 
-def _meant(mark: re.Match[str]) -> str:
+def _drop_mark(mark: re.Match[str]) -> str:
     """The mark, or nothing where it changes nothing that is meant."""
     category = unicodedata.category(mark[0][0])
     return mark[0] if mark["kept"] or category == "Sm" or category[0] not in "CPSL" else ""
@@ -422,7 +431,7 @@ def _written_out(text: str) -> str:
     text = _SHIFTED.sub(
         lambda m: f"{'^' if m[1] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text
     )
-    text = rewrite(text, "written")
+    text = rewrite_text(text, "written")
     text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
     terms = text.strip(" $.").split(":")
     if len(terms) > 2 and not re.search(r"\\\{|[|=<>]", text):
@@ -435,7 +444,7 @@ def _written_out(text: str) -> str:
 def _same_kind(answer: str, gold: str) -> tuple[str, str]:
     r"""An answer and a gold answer without labels such as `\textbf{(A)}`, but where the other is a
     letter: then the label."""
-    (label, value), (gold_label, gold_value) = _parts(answer), _parts(gold)
+    (label, value), (gold_label, gold_value) = _split_label(answer), _split_label(gold)
     if label and (re.fullmatch(r"\(?[A-Z]\)?", gold) or not value):
         return label, gold.strip("()")
     if gold_label and (re.fullmatch(r"\(?[A-Z]\)?", answer) or not gold_value):
@@ -443,15 +452,15 @@ def _same_kind(answer: str, gold: str) -> tuple[str, str]:
     return value, gold_value
 
 
-def _parts(latex: str) -> tuple[str, str]:
+def _split_label(latex: str) -> tuple[str, str]:
     """A choice's label in front of `latex`, "" where there is none, and what remains."""
-    parts = _LABEL.fullmatch(latex.strip())
+    parts = _CHOICE_LABEL.fullmatch(latex.strip())
     if parts is None:
         return "", latex
     return parts[1] or parts[3], f"{parts[2] or ''}{parts[4]}".strip().removesuffix("$")
 
 
-def _precision(gold: str) -> Fraction:
+def _gold_precision(gold: str) -> Fraction:
     """What an answer may be off from a gold answer that is a float: one unit of the last place of a
     decimal with seven digits or more, four of them behind the point, or the precision of the bits
     that a decimal of 15 digits or more was made of. 0 for any other."""
@@ -462,11 +471,11 @@ def _precision(gold: str) -> Fraction:
     value = abs(float(gold))
     bits = Fraction(0)
     if digits >= DOUBLE_DIGITS and value < LARGEST_SINGLE:
-        bits = Fraction(value) / 2 ** (24 if single(value) == value else 47)
+        bits = Fraction(value) / 2 ** (24 if to_float32(value) == value else 47)
     return max(bits, Fraction(1, 10 ** len(parts[2])))
 
 
-def single(value: float) -> float:
+def to_float32(value: float) -> float:
     """The nearest number of 32 bits."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
@@ -481,7 +490,7 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
     if number is not None and wanted is not None:
         if "=" in answer and "=" in gold:
             return None  # x = 5 is not y = 5
-        if number == wanted or _rounded(number, wanted) or _rounded(wanted, number):
+        if number == wanted or _is_rounded(number, wanted) or _is_rounded(wanted, number):
             return Verdict.CORRECT
         return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
     times = sorted((_NO_CLOCK.sub("", text).lower() for text in (answer, gold)), key=len)
@@ -495,27 +504,29 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
     if based is not None and (wanted_base is not None or based[1] != "10"):
         return Verdict.CORRECT if based == wanted_base else Verdict.WRONG
     # math-verify reads a set as a pair, or as an interval.
-    return Verdict.WRONG if {_brackets(answer), _brackets(gold)} == {"set", "pair"} else None
+    return (
+        Verdict.WRONG if {_bracket_kind(answer), _bracket_kind(gold)} == {"set", "pair"} else None
+    )
 
 
 def _in_order(answer: str, gold: str) -> tuple[str, str]:
     """An answer and a gold answer; where one gives values to several names, both as tuples in the
     order of the names."""
-    given = [_assigned(answer), _assigned(gold)]
+    given = [_read_assigned(answer), _read_assigned(gold)]
     if not any(given) or (all(given) and given[0].keys() != given[1].keys()):
         return answer, gold
     answer, gold = (
         f"({', '.join(value for _, value in sorted(values.items()))})"
         if values
         else text
-        if _brackets(text) == "pair"
+        if _bracket_kind(text) == "pair"
         else f"({text})"
         for text, values in zip((answer, gold), given, strict=True)
     )
     return answer, gold
 
 
-def _assigned(text: str) -> dict[str, str]:
+def _read_assigned(text: str) -> dict[str, str]:
     """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else none."""
     text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|[$\s]|(?<=[)\w]),?\\q?quad", " ", text).strip(" .")
     pair = _TUPLE.match(text)
@@ -535,7 +546,7 @@ def _dropped_marks(text: str, other: str) -> list[str]:
     return sorted(_DROPPED.findall(text if "=" in other else text.rpartition("=")[2]))
 
 
-def _rounded(decimal: Fraction, exact: Fraction) -> bool:
+def _is_rounded(decimal: Fraction, exact: Fraction) -> bool:
     """Whether `decimal` is `exact` rounded to six or more places, with as many digits that aren't
     leading zeros."""
     if 10 ** (ROUNDED_DIGITS - 1) % decimal.denominator == 0:
@@ -561,10 +572,10 @@ def _in_base(text: str) -> tuple[str, str] | None:
     return digits, base
 
 
-def _brackets(text: str) -> str | None:
+def _bracket_kind(text: str) -> str | None:
     """`set` or `pair` for `\\{a, b\\}` or `(a, b)` and its like, intervals too; None for any other
     text."""
-    text = rewrite(text, "brackets")
+    text = rewrite_text(text, "brackets")
     names = _NAMES.match(text)
     text = text[names.end() if names else 0 :]
     depth, commas = 0, 0

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TIMEOUT_SECONDS = 5.0
+VERDICT_SECONDS = 5.0
 REMEMBERED = 8192  # a search grades the same answers again and again
 WORKER = f"{__package__}.math_worker"
 OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGALRM)  # what a worker ends by whose timer ran out
@@ -44,7 +44,7 @@ class MathVerifier:
         timeout: CPU seconds for one answer.
     """
 
-    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, timeout: float = VERDICT_SECONDS) -> None:
         self.timeout = timeout
         self.process: subprocess.Popen[str] | None = None
         self._known: dict[Request, str] = {}
@@ -76,7 +76,7 @@ class MathVerifier:
         verdict = None
         try:
             if self.process is None:
-                self.process = self._started()
+                self.process = self._start_worker()
             with contextlib.suppress(OSError):  # a dead worker is noticed where its verdict is read
                 print(json.dumps(request._asdict()), file=self.process.stdin, flush=True)
             verdict = self.process.stdout.readline().strip()  # type: ignore[union-attr]  # a pipe
@@ -88,7 +88,7 @@ class MathVerifier:
             if not verdict:
                 self.close()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start_worker(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", WORKER, str(self.timeout)]
         process = subprocess.Popen(
             command,

@@ -46,9 +46,9 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.inference import satisfiable
 
-from .tables import WORDS, rewrite
+from .tables import WORDS, rewrite_text
 
-PATIENCE = 12  # for a process that hardly gets a turn
+WALL_FACTOR = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
 # A final answer is one formula: no number is looked for in what can't be read, and no letter is
 # dropped as a unit (math-verify reads `2t` and `3ab` as 2 and 3; `answers.without_unit` has dropped
@@ -107,25 +107,25 @@ def exactly_equal(a: Any, b: Any, float_rounding: int, numeric_precision: int) -
 grader.sympy_numeric_eq = exactly_equal
 
 
-def latex(text: str) -> str:
+def write_latex(text: str) -> str:
     """`text` with LaTeX for the signs that math-verify doesn't read."""
     text = PLAIN.sub(lambda name: name["kept"] or f"\\{name['name']} ", text)
-    text = TURNED.sub(_ordinary, text)
-    return rewrite(MEMBER.sub("", BUILDER.sub(r"\1", text)), "latex")
+    text = TURNED.sub(_ordinary_interval, text)
+    return rewrite_text(MEMBER.sub("", BUILDER.sub(r"\1", text)), "latex")
 
 
-def _ordinary(interval: re.Match[str]) -> str:
+def _ordinary_interval(interval: re.Match[str]) -> str:
     opens, closes = interval["opens"], interval["closes"]
     return f"{'(' if opens == ']' else opens}{interval['ends']}{')' if closes == '[' else closes}"
 
 
-def judge(gold: str, answer: str, extracted: bool) -> str:
+def judge_answer(gold: str, answer: str, extracted: bool) -> str:
     """The verdict of one request."""
-    stated = [_logic(text) for text in (gold, answer) if extracted]
+    stated = [_parse_logic(text) for text in (gold, answer) if extracted]
     if any(part is not None for part in stated):
         return "wrong" if None in stated or satisfiable(Xor(*stated)) else "correct"
     # `5i` reads as a variable, `5 i` doesn't
-    gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
+    gold, answer = (re.sub(r"(?<=\d)i\b", " i", write_latex(text)) for text in (gold, answer))
     if len({re.sub(r"\s|\\(?:left|right)\b", "", text) for text in (gold, answer)}) == 1:
         return "correct"
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
@@ -153,9 +153,9 @@ def judge(gold: str, answer: str, extracted: bool) -> str:
     return "wrong" if any(not isinstance(part, str) for part in read) else "unparsed"
 
 
-def _logic(text: str) -> Any:
+def _parse_logic(text: str) -> Any:
     """The proposition that `text` states by "and", "or" and "not" over letters, else None."""
-    text = rewrite(text, "logic")
+    text = rewrite_text(text, "logic")
     if not re.fullmatch(r"(?!.*[a-zA-Z]\s*[a-zA-Z(])(?=.*[&|~])[a-zA-Z&|~()\s]+", text):
         return None
     try:
@@ -166,7 +166,7 @@ def _logic(text: str) -> Any:
 
 def _same_set(*sides: tuple[Any, str]) -> bool:
     """Whether two sides, one of them an inequality in one variable, describe one set of numbers."""
-    first, second = (_solutions(*side) for side in sides)
+    first, second = (_solution_set(*side) for side in sides)
     names = {str(name) for read, _ in sides for name in read.free_symbols}
     # pi/2 as it was read is another object than pi/2 as it is computed
     return (
@@ -176,7 +176,7 @@ def _same_set(*sides: tuple[Any, str]) -> bool:
     )
 
 
-def _solutions(read: Any, text: str) -> Any:
+def _solution_set(read: Any, text: str) -> Any:
     """The interval or union of them that was read from `text`, or that an inequality in one
     variable describes; None for anything else. Several are all meant, where nothing says "or" and
     all can be true."""
@@ -249,14 +249,14 @@ def main(seconds: float) -> None:
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints doesn't reach the verdicts
     # The first takes about a second, which is no answer's fault.
-    judge(r"\frac{\sqrt{2}}{2}", "x + 1", True)
+    judge_answer(r"\frac{\sqrt{2}}{2}", "x + 1", True)
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:
         # Nothing handles these signals: the system ends the process, in the middle of whatever it
         # computes.
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
-        verdict = judge(**json.loads(line))
+        signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * seconds)
+        verdict = judge_answer(**json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(verdict, file=verdicts, flush=True)

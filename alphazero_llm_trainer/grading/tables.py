@@ -38,7 +38,7 @@ NUMBERS: dict[str, int] = TABLES["numbers"]
 
 
 @cache
-def _rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
+def _load_rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
     rows = []
     for pattern, new in TABLES[name].items():
         filled = re.sub(r"\{([a-z]+)\}", lambda words: WORDS.get(words[1], words[0]), pattern)
@@ -46,13 +46,13 @@ def _rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
     return rows
 
 
-def rewrite(text: str, name: str) -> str:
+def rewrite_text(text: str, name: str) -> str:
     """`text` after all replacements of one table."""
-    for pattern, new in _rewrites(name):
+    for pattern, new in _load_rewrites(name):
         text = pattern.sub(new, text)
     return text
 
 
-def translation(name: str) -> dict[int, str]:
+def load_translation(name: str) -> dict[int, str]:
     """What `str.translate` takes, of a table of characters."""
     return {ord(char): new for new, chars in TABLES[name].items() for char in chars}

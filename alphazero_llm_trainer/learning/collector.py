@@ -20,16 +20,17 @@ from ..mcts.seeds import derive_seed
 from ..policy.proposals import policy_of
 from ..policy.verifiers import Product
 from ..problems.load import check_gold
-from ..problems.registry import open_source, reading_of
+from ..problems.registry import open_source, reading_of, source_of
 from ..problems.step_checks import Calculator
 from ..rewards.custom import open_reward
 from ..rewards.perplexity import Perplexity
 from ..rewards.terminal import finished_earns_one, make_evaluate
+from ..rewards.turns import TurnPolicy
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import trajectories
 from ..tree.graded import FAILED, FAILED_REWARD, GradedTree
 from ..types import Cost, Task
-from .earned import Earned, Searches
+from .earned import Earned, Searches, measures_perplexity
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +77,10 @@ class Collector(Earned):
         self.checker = build_terminal_checker(config, self.remote)
         valued = self.value is not None
         refuse_conflicts(config, "training searches", method=method, valued=valued)
+        check_worlds(config, method)
         # A configuration that can't be searched with is refused now.
-        self._build_driver(finished_earns_one, 1)
+        self.worlds = set[str]()  # those whose ways back were checked
+        self._build_driver(finished_earns_one, 1, self._proposals(open_source(config).worlds))
 
     def guide(self, layer: torch.nn.Linear) -> None:
         """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches
@@ -119,9 +122,14 @@ class Collector(Earned):
         """
         known = {task.problem.id: task for _, task in tasks}
         check_gold(known.values(), self.config.rewards)
-        evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
+        policy = self._proposals(any(source_of(task.problem).worlds for task in known.values()))
+        turns = policy if isinstance(policy, TurnPolicy) else None
+        if turns is not None:
+            turns.tasks = known
+        evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom, turns)
         chain = self.config.train.groups == "chain" and self.config.search.mode == "step"
-        driver = self._build_driver(evaluate, 1 if chain else self.config.search.simulations)
+        simulations = 1 if chain else self.config.search.simulations
+        driver = self._build_driver(evaluate, simulations, policy)
         # A budget is a question's whole budget: nothing is added to it.
         limit = 0 if self.config.search.budget_tokens else self.config.train.requeue_limit
         gate = asyncio.Semaphore(self.config.search.concurrent)
@@ -129,7 +137,8 @@ class Collector(Earned):
         async def admit_question(key: str, task: Task) -> GradedTree:
             async with gate:
                 try:
-                    return await grow_tree(key, task)
+                    async with nullcontext() if turns is None else turns.episode(task.problem):
+                        return await grow_tree(key, task)
                 except RequestError as error:
                     # One question that doesn't fit, or that can't be rewarded, is recorded, and the
                     # run goes on.
@@ -141,7 +150,15 @@ class Collector(Earned):
         async def grow_tree(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version
             result = await driver.run(task.problem, derive_seed(seed, key))
-            saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
+            problem = task.problem
+            saved, prompt = (
+                result.saved,
+                (
+                    self.student.prompt_ids(problem.question)
+                    if turns is None
+                    else turns.prompt_ids(problem)
+                ),
+            )
             extensions, cost = 0, result.cost
             alike = flat_at_first = self.zero_variance(trajectories(result.tree))
             while alike and extensions < limit and result.ended_by == "simulations":
@@ -176,29 +193,62 @@ class Collector(Earned):
                 for task in running:
                     task.cancel()
 
-    def _build_driver(self, evaluate: Any, simulations: int) -> Search:
-        settings = self.config.search.changed(simulations=simulations)
+    def _proposals(self, worlds: bool) -> Any:
+        """What proposes steps or tokens: turns where there are worlds."""
+        policy: Any = policy_of(self.student, self.config.search)
+        if not worlds:
+            return policy
+        turns = TurnPolicy(self.student, self.config.search, policy)
+        turns.checked = self.worlds
+        return turns
+
+    def _build_driver(self, evaluate: Any, simulations: int, policy: Any) -> Search:
+        settings = self.config.search.with_values(simulations=simulations)
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":
             parts |= {
                 "advisor": self.teachers,
-                "finished": None if self.checker is None else self.checker.finished,
+                "finished": None if self.checker is None else self.checker.is_finished,
             }
         if self.config.train.groups == "verified":
             parts = {"verifier": self.rule, "generating": True}
             if self.method.guided and not self.rule.guides:
                 # Until the value has learnt: chains from the root, until one is right.
-                settings = settings.changed(select="restart")
-        policy = policy_of(self.student, settings)
+                settings = settings.with_values(select="restart")
         return Search(
             policy,
             evaluate,
             settings,
             stop=self.stop,
             grading=self.perplexity,
-            reading=reading_of,
+            reading=policy.reading if isinstance(policy, TurnPolicy) else reading_of,
             **parts,
         )
+
+
+def check_worlds(config: Config, method: Searches) -> None:
+    """Raise ConfigError for settings of training searches that a source with worlds can't have."""
+    source, train = open_source(config), config.train
+    if not source.worlds:
+        return
+    if not method.worlds:
+        raise ConfigError(
+            f"train.method is {train.method} and source {source.name} has turns in worlds, which it "
+            "can't tell from what worlds answer: name expert_iteration, rft, grpo, ppo or alphazero"
+        )
+    measured = config.rewards.use_student_model and config.rewards.pre_weight > 0
+    settings = {
+        "teachers.tier": config.teachers.tier != "none",
+        "teachers.terminal_checker": config.teachers.terminal_checker,
+        "search.mode=token": config.search.mode == "token",
+        "rewards.use_student_model=true": measured and measures_perplexity(config, method),
+    }
+    for name, used in settings.items():
+        if used:
+            raise ConfigError(
+                f"{name} is set and source {source.name} has turns in worlds, which the student alone "
+                "takes, turn by turn, and whose worlds reward them: leave it out"
+            )
 
 
 def scripted_teacher(config: Config) -> Teacher:

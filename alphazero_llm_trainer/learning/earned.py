@@ -19,11 +19,13 @@ class Searches:
         ruled: under `train.groups: verified` it learns from right responses that the rule judged,
             and from nothing else.
         guided: a value that is trained with the policy says where to search (AlphaZero).
+        worlds: its rows tell a student's own tokens from those that a world gave.
     """
 
     supervised: bool = False
     ruled: bool = False
     guided: bool = False
+    worlds: bool = True
 
 
 class Earned:

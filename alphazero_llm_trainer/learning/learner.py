@@ -29,21 +29,21 @@ from ..config.train import LARGE, OptimizerConfig
 from ..engine.device import release_cache, within_memory
 from ..errors import StorageError, TrainingError, first_line
 from ..policy.backend import GAP_MEAN
-from .losses import Figures, mask_of, padded
+from .losses import Figures, mask_of, pad_rows
 from .methods.base import Objective
 from .models import MemoryOptions, checkpoint_layers, make_optimizer, without_dropout
-from .ranks import ALONE, Ranks, shard_on_cpus, uses_fsdp
-from .scoring import Scorer, Scores, packing, score
+from .ranks import ONE_RANK, Ranks, shard_on_cpus, uses_fsdp
+from .scoring import Scorer, Scores, choose_packing, score_rows
 from .train_row import Minibatches, TrainRow
 
-FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
-WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
+FINAL_SHARE = 0.05  # of the learning rate, where its cosine ends
+WEIGHTS_FILE = "model.safetensors"  # what is trained, in a checkpoint
 LESS = (
     "set train.micro_batch=1, train.gradient_checkpointing=on or train.adapter=lora, lower "
     "search.max_tokens, or use a smaller student"
 )
 # Torch's and safetensors' words for a full disk.
-REFUSALS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
+DISK_WORDS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RateSchedule:
     rate: float
     warmup: int
     total: int
-    final: float = FINAL_RATE
+    final: float = FINAL_SHARE
 
 
 class Learner:
@@ -76,7 +76,7 @@ class Learner:
         memory: MemoryOptions,
         schedule: RateSchedule,
         settings: OptimizerConfig,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         shard_on_cpus()
         if AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no":
@@ -106,7 +106,7 @@ class Learner:
         for layer in self.layers if objective.importance else ():
             without_dropout(layer)
         # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
-        self.pack = packing(model, "off" if self.sharded else objective.pack, self.device)
+        self.pack = choose_packing(model, "off" if self.sharded else objective.pack, self.device)
         scorer = inner if self.alone else Scorer(inner, objective.value)
         self.config, self.dtype = inner.config, next(inner.parameters()).dtype
         beside = objective.extra().values()
@@ -132,7 +132,7 @@ class Learner:
         """Round `number` trains on these rows. Returns figures of them."""
         self.first_update, self.gaps, self.began = self.updates, [], time.perf_counter()
         return self.objective.begin(
-            self, [row for rows in minibatches for row in shard(rows, self.ranks)], number
+            self, [row for rows in minibatches for row in shard_rows(rows, self.ranks)], number
         )
 
     def end(self, share: float) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Learner:
         # taken, and divided afterwards.
         self.scale = float(self.totals[0]) if self.dtype == torch.float16 else 1.0
         self.tokens = max(sum(row.own_tokens for row in minibatch), 1)
-        parts = self.parts_of(shard(minibatch, self.ranks))
+        parts = self.parts_of(shard_rows(minibatch, self.ranks))
         self.count = len(parts)
         self.sums: dict[str, Any] = {}
         # The ratio is to what the engine computes, which has no dropout.
@@ -248,7 +248,7 @@ class Learner:
         if self.objective.importance and self.updates == self.first_update:
             # Nothing is learnt yet: the engine's numbers, which the ratio is to, should be this
             # forward's.
-            old = padded([row.old_logprobs for row in rows], scores.logprobs)
+            old = pad_rows([row.old_logprobs for row in rows], scores.logprobs)
             self.gaps += (scores.logprobs.detach() - old).abs()[mask > 0].tolist()
         return replace(scores, entropy=scores.entropy * mask)
 
@@ -258,7 +258,7 @@ class Learner:
             values = scorer(rows)
             nothing = torch.zeros_like(values)  # it predicts no tokens
             return Scores(nothing, nothing, values=values)
-        return score(scorer, self.config, rows, self.pack, self.dtype, self.device)
+        return score_rows(scorer, self.config, rows, self.pack, self.dtype, self.device)
 
     def backward(self, loss: torch.Tensor, scores: Scores, figures: Figures) -> None:
         """Add a part's gradients and figures to the minibatch's."""
@@ -332,7 +332,7 @@ class Learner:
         try:
             self.accelerator.save_state(str(folder))
         except (RuntimeError, SafetensorError) as error:
-            if not any(word in str(error) for word in REFUSALS):
+            if not any(word in str(error) for word in DISK_WORDS):
                 raise
             raise StorageError(
                 f"{folder} can't be written ({first_line(error)}): free some space, then go on"
@@ -345,7 +345,7 @@ class Learner:
         self.updates = updates
         self.publish()
 
-    def kept(self) -> dict[str, torch.nn.Parameter]:
+    def checkpoint_tensors(self) -> dict[str, torch.nn.Parameter]:
         """What a checkpoint has, by name: what is trained of the policy, and the critic (which may
         be an adapter in it).
         """
@@ -361,19 +361,20 @@ class Learner:
         """
         weights.clear()
         if not self.sharded and self.ranks.first:
-            kept = {name: p.detach().contiguous() for name, p in self.kept().items()}  # no copies
-            save_file(kept, Path(folder) / WEIGHTS)
+            # No copies.
+            kept = {name: p.detach().contiguous() for name, p in self.checkpoint_tensors().items()}
+            save_file(kept, Path(folder) / WEIGHTS_FILE)
 
     @torch.no_grad()
     def load_trained(self, models: list[Any], folder: str) -> None:
         models.clear()
         if not self.sharded:
-            state = load_file(Path(folder) / WEIGHTS)
-            for name, parameter in self.kept().items():
+            state = load_file(Path(folder) / WEIGHTS_FILE)
+            for name, parameter in self.checkpoint_tensors().items():
                 parameter.copy_(state[name])
 
 
-def shard(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
+def shard_rows(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
     """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
 
     The longest row goes to the first rank, and so on to the last and back again. Where they can't

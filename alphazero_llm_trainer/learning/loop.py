@@ -57,7 +57,7 @@ def train(
     Raises:
         StoppedError: the user ended the run; `rounds` and `lessons` ask.
     """
-    for number in rounds.left(start):
+    for number in rounds.rounds_left(start):
         trees, stats = rounds.search(number)  # rollouts: graded trees
         minibatches = lessons.minibatches(number, trees, stats)  # credit: rows with targets
         of_round = learner.begin(number, minibatches)
@@ -65,11 +65,11 @@ def train(
         of_updates = [learner.update(each) for each in lessons.passes(number, minibatches)]
         share = rounds.share(number + 1)
         of_round |= learner.end(share)
-        recorder.round(stats, means(of_updates) | of_round)
+        recorder.round(stats, mean_figures(of_updates) | of_round)
         recorder.checkpoint(learner, number + 1, share)
 
 
-def means(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_figures(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of each figure over the updates that have it: a minibatch of demonstrations alone
     has no critic's figures.
     """

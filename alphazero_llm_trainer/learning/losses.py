@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from .train_row import TrainRow
 
 Figures = dict[str, torch.Tensor]
-Numbers = Sequence[Sequence[float]]  # of rows' tokens
+TokenFigures = Sequence[Sequence[float]]  # of rows' tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class Streams:
         targets: outcomes in [0, 1] of the states before the tokens, which count `value_weights`.
     """
 
-    likelihood: Numbers = ()
-    advantages: Numbers = ()
-    old: Numbers = ()
-    kl: Numbers = ()
-    returns: Numbers = ()
-    estimates: Numbers = ()
-    targets: Numbers = ()
-    value_weights: Numbers = ()
+    likelihood: TokenFigures = ()
+    advantages: TokenFigures = ()
+    old: TokenFigures = ()
+    kl: TokenFigures = ()
+    returns: TokenFigures = ()
+    estimates: TokenFigures = ()
+    targets: TokenFigures = ()
+    value_weights: TokenFigures = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ def objective_loss(
     # A token that a tool gave may be next to impossible: its ratio must not overflow.
     logprobs = logprobs.masked_fill(mask == 0, 0.0)
 
-    def tensor(numbers: Numbers) -> torch.Tensor:
-        return padded(numbers, mask) * mask
+    def tensor(numbers: TokenFigures) -> torch.Tensor:
+        return pad_rows(numbers, mask) * mask
 
     terms: list[torch.Tensor] = []
     figures: Figures = {}
@@ -116,12 +116,12 @@ def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = Non
     """
     kinds = ("policy", "demonstration") if kind is None else (kind,)
     own = [row.mask or (1.0,) * len(row.completion_ids) for row in rows]
-    return padded(
+    return pad_rows(
         [mask if row.kind in kinds else () for row, mask in zip(rows, own, strict=True)], like
     )
 
 
-def padded(values: Numbers, like: torch.Tensor) -> torch.Tensor:
+def pad_rows(values: TokenFigures, like: torch.Tensor) -> torch.Tensor:
     """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's
     end.
     """

@@ -23,13 +23,13 @@ from ..files import write_json
 from ..policy.adapters import (
     BASE,
     POLICY,
-    activate,
-    fingerprint,
+    activate_adapter,
+    adapter_layers,
     freeze_base,
-    layers,
+    model_fingerprint,
     own_parameters,
-    recomputing,
-    restored,
+    recompute_contexts,
+    restore_adapters,
 )
 from ..policy.folders import ADAPTER_FILE
 from ..policy.weights import save_tensors, stored_dtypes
@@ -90,7 +90,7 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
     )
 
 
-RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
+RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recompute_contexts}
 
 
 def learning_rate(settings: OptimizerConfig, model: torch.nn.Module, rates: Rates) -> float:
@@ -110,8 +110,8 @@ def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> 
     if adapter == "full":
         model.requires_grad_(True)
     else:
-        attach(model, spec.lora, POLICY)
-        activate(model, POLICY)
+        attach_adapter(model, spec.lora, POLICY)
+        activate_adapter(model, POLICY)
     return model
 
 
@@ -151,7 +151,9 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
     """Raise ConfigError where all weights are to be trained ("full") of a model that hasn't them:
     4-bit, or under LoRA.
     """
-    refuse_conflicts((), "full training", adapter=adapter, spec=spec, layered=bool(layers(model)))
+    refuse_conflicts(
+        (), "full training", adapter=adapter, spec=spec, layered=bool(adapter_layers(model))
+    )
 
 
 def checkpoint_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -182,7 +184,7 @@ def without_dropout(layer: torch.nn.Module) -> None:
     layer.register_forward_hook(leave, always_call=True)
 
 
-def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
+def attach_adapter(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     """Put an adapter beside the ones in `model` and make it trainable; what is active stays.
 
     One that is there goes on; a new one starts as the policy's own. peft's preparation of a
@@ -198,7 +200,7 @@ def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
     config.lora_dropout, config.inference_mode = lora.dropout, False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", SEVERAL)
-        with restored(model):
+        with restore_adapters(model):
             inject_adapter_in_model(config, model, adapter_name=name)
     freeze_base(model)
     with torch.no_grad():
@@ -236,7 +238,7 @@ def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
     config.inference_mode = True
     config.save_pretrained(str(folder))
     quantization = "nf4" if getattr(model, "is_loaded_in_4bit", False) else "none"
-    facts = {"weights": fingerprint(model, None), "quantization": quantization}
+    facts = {"weights": model_fingerprint(model, None), "quantization": quantization}
     write_json(folder / BASE, facts)
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..engine.masks import FLEX, block_masks, masks
+from ..engine.masks import FLEX, block_masks, make_masks
 from .size import layer_sizes
 from .train_row import TrainRow
 
@@ -57,7 +57,7 @@ class Trie:
     ends: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
 
-    def shared(self, ids: Sequence[int]) -> int:
+    def count_shared(self, ids: Sequence[int]) -> int:
         """How many tokens `ids` and the last row begin with alike."""
         least = min(len(ids), len(self.path))
         return next((i for i in range(least) if self.tokens[self.path[i]] != ids[i]), least)
@@ -66,7 +66,7 @@ class Trie:
         """The places of a row's tokens; those that it shares with the row before it in sorted order
         are there already.
         """
-        shared, first = self.shared(ids), len(self.tokens)
+        shared, first = self.count_shared(ids), len(self.tokens)
         self.tokens += ids[shared:]
         self.depths += range(shared, len(ids))
         size = len(self.tokens)
@@ -94,13 +94,13 @@ class Forward:
         """What a model of `config` takes: where rows share their beginnings a mask, FlexAttention's
         blocks or an additive one of `dtype`.
         """
-        ids = stacked([trie.tokens for trie in self.tries]).to(device)  # [G, N]
+        ids = stack_rows([trie.tokens for trie in self.tries]).to(device)  # [G, N]
         if not self.shares:
             # Padding is behind a row's end, where none of its tokens sees it: without a mask
             # attention is causal, and has its fastest kernel.
             return {"input_ids": ids}
-        positions = stacked([trie.depths for trie in self.tries]).to(device)
-        ends = stacked([trie.ends for trie in self.tries]).to(device)
+        positions = stack_rows([trie.depths for trie in self.tries]).to(device)
+        ends = stack_rows([trie.ends for trie in self.tries]).to(device)
         places = torch.arange(ids.shape[1], device=device)
         # Padding sees itself alone, so that no row of the mask is empty.
         ends = torch.where(ends > 0, ends, places + 1)
@@ -109,7 +109,7 @@ class Forward:
             return {"input_ids": ids, "position_ids": positions, "attention_mask": blocks}
         # [G, who sees, who is seen]
         seen = (places <= places[:, None]) & (places[:, None] < ends[:, None, :])
-        mask = masks(config, seen, positions, positions, dtype)
+        mask = make_masks(config, seen, positions, positions, dtype)
         return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 
 
@@ -144,7 +144,7 @@ class Plan:
         )
 
 
-def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
+def plan_rows(rows: Sequence[TrainRow], work: Work | None) -> Plan:
     """How to compute rows: as few sequences as are least `work`; None for one forward with a
     sequence a row.
     """
@@ -157,13 +157,13 @@ def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
         list[tuple[int, list[int]]]
     ] = []  # of each trie: its rows, and where their tokens are
     for r in order:
-        if work is None or not tries or not joins(tries[-1], whole[r], work):
+        if work is None or not tries or not joins_last(tries[-1], whole[r], work):
             tries.append(Trie())
             members.append([])
         members[-1].append((r, tries[-1].add(whole[r])))
     forwards, start = [], 0
     where = torch.full((len(rows), max(len(row.completion_ids) for row in rows)), -1)
-    for batch in [order] if work is None else alike(tries):
+    for batch in [order] if work is None else group_alike(tries):
         width = max(len(tries[i].tokens) for i in batch)
         predictions: dict[tuple[int, int], int] = {}  # rows that begin alike share these, too
         for g, i in enumerate(batch):
@@ -181,15 +181,15 @@ def plan(rows: Sequence[TrainRow], work: Work | None) -> Plan:
     return Plan(forwards, where)
 
 
-def joins(trie: Trie, ids: Sequence[int], work: Work) -> bool:
+def joins_last(trie: Trie, ids: Sequence[int], work: Work) -> bool:
     """Whether a row is less work in the last sequence, whose beginning it shares, than in one of
     its own.
     """
-    shared, size = trie.shared(ids), len(trie.tokens)
+    shared, size = trie.count_shared(ids), len(trie.tokens)
     return bool(shared) and work(size + len(ids) - shared) - work(size) <= work(len(ids))
 
 
-def alike(tries: Sequence[Trie]) -> list[list[int]]:
+def group_alike(tries: Sequence[Trie]) -> list[list[int]]:
     """Indices of tries, those of like length together: a forward more costs about as much as
     `FORWARD` tokens.
     """
@@ -202,6 +202,6 @@ def alike(tries: Sequence[Trie]) -> list[list[int]]:
     return batches
 
 
-def stacked(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+def stack_rows(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     """Rows of numbers as one tensor `[B, N]`, 0 beyond a row's end."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)

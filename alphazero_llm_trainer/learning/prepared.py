@@ -12,7 +12,9 @@ from .size import RunSize
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that can begin: configuration, size, tasks and method. `demonstrations` are worked solutions that are replayed."""
+    """A run that can begin: configuration, size, tasks and method. `demonstrations` are worked
+    solutions that are replayed.
+    """
 
     config: Config
     method: Method

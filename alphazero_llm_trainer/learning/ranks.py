@@ -33,7 +33,8 @@ from ..errors import AlphaZeroError, EngineError
 from .methods.base import Method
 from .size import rank_and_size
 
-PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches and evaluations take
+# A rank waits as long as another one's searches and evaluations take.
+RANK_PATIENCE = timedelta(days=7)
 # FSDP's settings, whatever accelerate's configuration says.
 FSDP = {
     "FSDP_VERSION": "2",
@@ -106,7 +107,7 @@ class Ranks:
             distributed.destroy_process_group()
 
 
-ALONE = Ranks()
+ONE_RANK = Ranks()
 
 
 def open_ranks(config: Config, method: Method) -> Ranks:
@@ -119,13 +120,13 @@ def open_ranks(config: Config, method: Method) -> Ranks:
     rank, size = rank_and_size()
     if size == 1:
         check_ranks(config, method, size)
-        return ALONE
+        return ONE_RANK
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         # Objects go through gloo, and with GPUs gradients through NCCL.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, timeout=PATIENCE)
+        distributed.init_process_group(backend, timeout=RANK_PATIENCE)
     PartialState(cpu=not torch.cuda.is_available())  # whose collectives these are
     ranks = Ranks(rank, size)
     ranks.on_first(lambda: check_ranks(config, method, size))

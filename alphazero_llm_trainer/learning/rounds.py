@@ -16,7 +16,7 @@ from ..tree.journal import Journal
 from ..types import Task
 from .collector import Collector
 from .prepared import Prepared
-from .ranks import ALONE, Ranks
+from .ranks import ONE_RANK, Ranks
 from .stats import RoundStats
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Rounds:
         *,
         on_tree: Callable[[GradedTree], None],
         stop: Callable[[], bool],
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
         sampled: int = 0,
         value: Any = None,
     ) -> None:
@@ -60,7 +60,7 @@ class Rounds:
         self.student, self.collector, self.journal = student, collector, journal
         self.on_tree, self.stop, self.ranks, self.sampled = on_tree, stop, ranks, sampled
 
-    def left(self, start: int) -> Iterator[int]:
+    def rounds_left(self, start: int) -> Iterator[int]:
         """The numbers of the rounds from `start` on, until all questions are asked or
         `train.tokens` are sampled.
         """

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ..mcts.seeds import derive_seed
+from ..rewards.demonstrations import Worked, work_out
 from ..tree.extract import OUTSIDE, Trajectory
 from ..tree.graded import GradedTree
 from .collector import Collector
@@ -51,6 +52,7 @@ class RowBuilder:
         self.demonstrations = prepared.demonstrations
         self.student, self.collector, self.scorer = student, collector, scorer
         self.indices = count()
+        self.shown: dict[str, Worked] = {}  # demonstrations by their problems' ids
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
         """The rows of a round's trees that later rounds draw from too: none, unless the method says
@@ -70,12 +72,13 @@ class RowBuilder:
         reward: float = 0.0,
     ) -> TrainRow:
         """A response of a tree with its credit, of each token or of all alike."""
-        ids, prompt = response.token_ids, self.student.prompt_ids(tree.task.problem.question)
+        ids = response.token_ids
         numbers = (credit,) * len(ids) if isinstance(credit, float) else credit
         return TrainRow(
-            prompt,
+            tree.prompt_ids,
             ids,
             response.logprobs,
+            mask=response.mask,
             reward=reward,
             source=response.source,
             index=next(self.indices),
@@ -86,7 +89,7 @@ class RowBuilder:
         """Numbers of a row's tokens as the field of a row that this method's loss reads."""
         return {self.stream: tuple(numbers)}
 
-    def replayed(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
+    def replay_rows(self, number: int, wanted: int, *, scored: bool = True) -> list[TrainRow]:
         """`wanted` demonstrations drawn by `number`; `scored` ones carry the student's
         log-probabilities of now.
 
@@ -96,23 +99,30 @@ class RowBuilder:
         if not wanted:
             return []
         rng = Random(derive_seed(self.config.seed, "replay", number))
-        pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(wanted)]
+        tasks = [rng.choice(self.demonstrations) for _ in range(wanted)]
+        fresh = [task for task in tasks if task.problem.id not in self.shown]
+        made = work_out(self.student, self.config.search, fresh)
+        self.shown |= {task.problem.id: one for task, one in zip(fresh, made, strict=True)}
+        shown = [self.shown[task.problem.id] for task in tasks]
         weight = DEMONSTRATION if scored else 1.0
         old = (
-            asyncio.run(self.student.engine.score(pairs))
+            asyncio.run(
+                self.student.engine.score([(one.prompt_ids, one.token_ids) for one in shown])
+            )
             if scored
-            else [[0.0] * len(ids) for _, ids in pairs]
+            else [[0.0] * len(one.token_ids) for one in shown]
         )
         return [
             TrainRow(
-                prompt,
-                ids,
+                one.prompt_ids,
+                one.token_ids,
                 tuple(logprobs),
                 kind="demonstration",
                 index=next(self.indices),
-                **self.numbers_of((weight,) * len(ids)),
+                mask=one.mask,
+                **self.numbers_of((weight,) * len(one.token_ids)),
             )
-            for (prompt, ids), logprobs in zip(pairs, old, strict=True)
+            for one, logprobs in zip(shown, old, strict=True)
         ]
 
 
@@ -124,7 +134,7 @@ class GoodRows(RowBuilder):
         self.own: list[TrainRow] = []
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
-        """See `RowBuilder.remember`."""
+        """The rows of a round's trees that later rounds draw from too."""
         fresh = self.good(trees)
         self.own += fresh
         return fresh
@@ -151,7 +161,7 @@ class GoodRows(RowBuilder):
         stats.rows, stats.rows_unused = len(fresh), 0
         made: Minibatches = []
         for _ in range(stats.updates):
-            rows = self.replayed(rng.getrandbits(62), replay, scored=False)
+            rows = self.replay_rows(rng.getrandbits(62), replay, scored=False)
             rows += rng.sample(self.own, own)
             rows += self.beside(rng, optimizer.batch_size)
             made.append(rows)
@@ -192,22 +202,24 @@ class SampledRows(RowBuilder):
 
     stream = "advantages"
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """A round's rows with their credit, those to be taken first before the others."""
         raise NotImplementedError
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """See `RowBuilder.minibatches`."""
+        """One pass of round `number`: rows by minibatch."""
         self.indices = count()
-        rows = self.filled(number, trees, self.sampled(number, trees, stats), stats)
+        rows = self.fill_rows(number, trees, self.sample_rows(number, trees, stats), stats)
         # In random order, but a question's rows together, so that packing them pays.
         Random(derive_seed(self.config.seed, "order", number)).shuffle(rows)
         optimizer = self.config.train.optimizer
-        made = together(rows, optimizer.batch_size)
+        made = split_rows(rows, optimizer.batch_size)
         stats.updates = optimizer.epochs * len(made)
         return made
 
-    def filled(
+    def fill_rows(
         self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
     ) -> list[TrainRow]:
         """The first rows that have room, and demonstrations beside them: `size.rows_per_round` in
@@ -217,12 +229,12 @@ class SampledRows(RowBuilder):
         wanted = self.size.rows_per_round - replay
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         stats.rows_filled = wanted - stats.rows
-        return rows[:wanted] + self.replayed(
+        return rows[:wanted] + self.replay_rows(
             number, replay + (stats.rows_filled if self.demonstrations else 0)
         )
 
 
-def together(rows: Sequence[TrainRow], size: int) -> Minibatches:
+def split_rows(rows: Sequence[TrainRow], size: int) -> Minibatches:
     """Minibatches of `size` rows that hold whole questions as far as they can. Rows that `size`
     doesn't divide make smaller ones, about alike.
 

@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor, Partial
 from ..engine.device import tell_once
 from ..engine.last_layer import LastLayer
 from ..engine.masks import DENSE, FLEX
-from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, trial, words_of
+from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, try_miniature, words_of
 from ..errors import ConfigError
-from .packing import Plan, Work, plan
+from .packing import Plan, Work, plan_rows
 from .train_row import TrainRow
 
 TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
-TILE = 2**26  # elsewhere: 256 MiB
-LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
+LOGITS_TILE = 2**26  # elsewhere: 256 MiB
+LEAST_LOG = -1e4  # of a logarithm whose probability is 0 in fp32
 TOGETHER = Work(1.0, 0.0)  # by which all that can be shared is
 PACKS_FROM = (
     0.9  # share of the unpacked rows' work that packing must come down to, under `pack: auto`
@@ -54,13 +54,13 @@ class LabelLogProbs(torch.autograd.Function):
         )
         with torch.autocast(kind, enabled=False):
             logits = narrow @ matrix.T if any(ctx.needs_input_grad[:2]) else None
-            for rows in tiles(narrow, matrix):
+            for rows in logit_tiles(narrow, matrix):
                 tile = (narrow[rows] @ matrix.T if logits is None else logits[rows]).to(
                     torch.float32, copy=True
                 )
                 own, most = tile.gather(1, targets[rows, None])[:, 0], tile.amax(1)
                 # A probability of 0 may have the logarithm -inf, and has no share of the entropy.
-                masses = tile.sub_(most[:, None]).clamp_(min=LEAST).exp()
+                masses = tile.sub_(most[:, None]).clamp_(min=LEAST_LOG).exp()
                 mass = masses.sum(1)
                 logprobs[rows] = own - most - mass.log()
                 entropy[rows] = mass.log() - masses.mul_(tile).sum(1) / mass
@@ -76,7 +76,7 @@ class LabelLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         narrow, matrix, targets, normalizer = ctx.saved_tensors
         logits, ctx.logits = ctx.logits, None
-        for rows in tiles(narrow, matrix):
+        for rows in logit_tiles(narrow, matrix):
             chances = logits[rows].to(torch.float32, copy=True).sub_(normalizer[rows, None]).exp_()
             chances.mul_(-gradient[rows, None])
             chances.scatter_add_(1, targets[rows, None], gradient[rows, None])
@@ -86,14 +86,14 @@ class LabelLogProbs(torch.autograd.Function):
         return of_hidden, of_weight, None
 
 
-def tiles(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
+def logit_tiles(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
     """Slices of the rows of logits `[N, V]`, as many rows in each as a tile has room for."""
-    size = max(1, TILES.get(hidden.device.type, TILE) // len(weight))
+    size = max(1, TILES.get(hidden.device.type, LOGITS_TILE) // len(weight))
     return (slice(start, start + size) for start in range(0, len(hidden), size))
 
 
 @torch.no_grad()
-def plain(model: Any) -> bool:
+def has_plain_head(model: Any) -> bool:
     """Whether a causal model's logits are a product of its hidden states and nothing else: no bias,
     no scale, no cap.
     """
@@ -121,7 +121,7 @@ class Scorer(torch.nn.Module):
 
     def __init__(self, model: Any, value: torch.nn.Module | None = None) -> None:
         super().__init__()
-        self.model, self.value, self.plain = model, value, plain(model)
+        self.model, self.value, self.plain = model, value, has_plain_head(model)
         self._no_split_modules = model._no_split_modules  # where accelerate looks for FSDP's layers
 
     @property
@@ -172,7 +172,7 @@ class Scores:
     values: torch.Tensor | None = None
 
 
-def score(
+def score_rows(
     scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any
 ) -> Scores:
     """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a
@@ -182,16 +182,16 @@ def score(
         pack: `on`: rows share their beginnings; `off`: a sequence a row; `auto`: what is less work.
         dtype: of the additive masks of packed sequences.
     """
-    apart = plan(rows, None)
+    apart = plan_rows(rows, None)
     if pack != "off":
         work = Work.of(config)
-        shared = plan(rows, work)
+        shared = plan_rows(rows, work)
         if pack == "on" or shared.work(work) < PACKS_FROM * apart.work(work):
-            return computed(scorer, config, shared, dtype, device, shared.tokens / apart.tokens)
-    return computed(scorer, config, apart, dtype, device)
+            return score_plan(scorer, config, shared, dtype, device, shared.tokens / apart.tokens)
+    return score_plan(scorer, config, apart, dtype, device)
 
 
-def computed(
+def score_plan(
     scorer: Any, config: Any, made: Plan, dtype: torch.dtype, device: Any, packed: float = 1.0
 ) -> Scores:
     """The scores of rows as planned."""
@@ -214,24 +214,24 @@ def packed_gap(small: Any) -> float:
     words, prompt = words_of(small), SPAN // 2  # so that the responses' beginnings are shared too
     rows = [TrainRow(tuple(row[:prompt]), tuple(row[prompt:]), (), ()) for row in words.tolist()]
     with torch.no_grad():
-        scores = computed(
-            Scorer(small), small.config, plan(rows, TOGETHER), torch.float32, "cpu"
+        scores = score_plan(
+            Scorer(small), small.config, plan_rows(rows, TOGETHER), torch.float32, "cpu"
         ).logprobs
     own = own_logprobs(small, words)[:, prompt - 1 : -1].gather(2, words[:, prompt:, None])[..., 0]
     return float((scores - own).abs().max().nan_to_num(math.inf))
 
 
-def packs(model: Any) -> bool:
+def can_pack(model: Any) -> bool:
     """Whether a model's log-probabilities are its own in packed rows, whose tokens stand apart from
     those before them.
     """
     if is_plain(model):
         return True
-    gap = trial(model, math.inf, packed_gap)
+    gap = try_miniature(model, math.inf, packed_gap)
     return gap is not None and gap <= GAP
 
 
-def packing(model: Any, wanted: str, device: torch.device) -> str:
+def choose_packing(model: Any, wanted: str, device: torch.device) -> str:
     """`wanted` of `train.pack`, or "off" where rows can't share a sequence or lose by it: then with
     a word. Raises ConfigError where it is "on" and they can't.
     """
@@ -248,7 +248,7 @@ def packing(model: Any, wanted: str, device: torch.device) -> str:
             )
         return wanted
     why = None
-    if not packs(model):
+    if not can_pack(model):
         why = f"a {type(model).__name__} isn't itself in packed rows"
     elif attention not in (*DENSE, FLEX):
         why = f"{attention} takes no masks of theirs; make {free} and they are"
@@ -262,7 +262,7 @@ def packing(model: Any, wanted: str, device: torch.device) -> str:
 
 def check_packs(model: Any, wanted: str, fix: str) -> None:
     """Raise ConfigError where `wanted` needs packed rows and this model isn't itself in them."""
-    if not packs(model):
+    if not can_pack(model):
         raise ConfigError(
             f"{wanted} needs packed rows, in which a {type(model).__name__} isn't itself: {fix}"
         )

@@ -35,7 +35,7 @@ class RunSize:
         )
         self.rounds = math.ceil(train.num_examples / self.questions_per_round)
         self.questions = self.rounds * self.questions_per_round  # the last round may have fewer
-        self.share = replayed(config)
+        self.share = replay_share(config)
         if supervised:
             self.updates_per_round = train.updates_per_round
             self.rows_per_round = self.policy_rows = self.updates_per_round * batch
@@ -66,7 +66,7 @@ class RunSize:
         }
 
 
-def replayed(config: Config) -> float:
+def replay_share(config: Config) -> float:
     """The share of a minibatch that replays demonstrations: unless set, what the source says."""
     share = config.train.demonstration_share
     if not config.train.demonstrations:
@@ -93,7 +93,7 @@ def used_questions(config: Config) -> int:
     A run's questions begin after the demonstrations that it replays, else with the first question.
     """
     train = config.train
-    if replayed(config):
+    if replay_share(config):
         return train.demonstrations + train.num_examples
     return max(train.demonstrations, train.num_examples)
 

@@ -22,23 +22,23 @@ Select = Callable[[Tree, int, float], int]  # (tree, node, exploration) -> a chi
 OpenSelect = Callable[[Tree, int, float, Sequence[int]], int]
 
 
-def expanded(tree: Tree, node: int) -> Sequence[int]:
+def expanded_children(tree: Tree, node: int) -> Sequence[int]:
     """The children of a node that was evaluated."""
     return tree.children[node] if tree.expanded[node] else ()
 
 
-def closed(select: Select, exploration: float) -> Rule:
+def closed_rule(select: Select, exploration: float) -> Rule:
     """Down by `select` to the first node that wasn't evaluated: an evaluation gives a node all its
     children at once.
     """
 
     def rule(tree: Tree, node: int, left: int) -> int:
-        return select(tree, node, exploration) if expanded(tree, node) else node
+        return select(tree, node, exploration) if expanded_children(tree, node) else node
 
     return rule
 
 
-def opened(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
+def open_rule(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
     """Down by `select` until it prefers a new step: each node can be drawn from again, and is once
     no arm is left.
     """
@@ -50,23 +50,23 @@ def opened(select: OpenSelect, exploration: float, arms: Arms) -> Rule:
     return rule
 
 
-def rescaled(rule: Rule) -> Rule:
+def rescaled_rule(rule: Rule) -> Rule:
     """`rule` over Q that is scaled to [0, 1] by its least and largest in the tree, anew for each
     descent: values of .01 to .1 would be drowned by the priors (see `Tree.rescale`).
     """
 
-    def scaled(tree: Tree, node: int, left: int) -> int | None:
+    def scale_first(tree: Tree, node: int, left: int) -> int | None:
         if node == ROOT:
             tree.rescale()
         return rule(tree, node, left)
 
-    return scaled
+    return scale_first
 
 
 class OpenNode(NamedTuple):
     """A node that a step can be drawn from, as a `Priority` reads it.
 
-    `logprob` (nats) is of the path to it and a step not drawn yet, under `shares`; `draws` are those
+    `logprob` (nats) is of the path to it and a step not drawn yet, under `child_shares`; `draws` are those
     from it so far and in flight; `value` is its V, the mean of what was backed up where its V isn't
     known, and None in a search without a value.
     """
@@ -82,8 +82,8 @@ Priority = Callable[[OpenNode, float, float], float]
 
 
 class BestFirst:
-    """The rule of best-first searches: down to the open node with the least `priority`, the earliest
-    on ties. A state is asked for one step at a time.
+    """The rule of best-first searches: down to the open node with the least `priority`, the
+    earliest on ties. A state is asked for one step at a time.
 
     `guided`: by a value. A root whose V the budget didn't pay for stands at the mean of what was
     backed up.
@@ -106,7 +106,7 @@ class BestFirst:
         live = [(ROOT, 0, 0.0)]  # with its depth and the log-probability of the path to it
         scores = []
         for node, depth, logprob in live:  # grows while it is read
-            drawn, new = shares(tree, node)
+            drawn, new = child_shares(tree, node)
             live += [
                 (child, depth + 1, logprob + math.log(drawn[child]))
                 for child in self.arms(tree, node)
@@ -121,7 +121,7 @@ class BestFirst:
         return min(scores)[1]
 
 
-def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
+def child_probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     """The probability of each child's tokens under the policy, and what is left for steps not drawn
     yet.
     """
@@ -129,7 +129,7 @@ def probabilities(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     return drawn, max(1.0 - math.fsum(drawn.values()), 0.0)
 
 
-def shares(tree: Tree, node: int) -> tuple[dict[int, float], float]:
+def child_shares(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     """What each child and a step not drawn yet have of a probability of 1, all above 0.
 
     A child has the probability of its tokens, and no less than an equal part of what k children
@@ -137,7 +137,7 @@ def shares(tree: Tree, node: int) -> tuple[dict[int, float], float]:
     equal priors in Hubert et al. 2021). A new step has the rest, less for each draw in flight and
     each that brought no new child.
     """
-    drawn, left = probabilities(tree, node)
+    drawn, left = child_probabilities(tree, node)
     count = 1 + len(drawn)
     drawn = {child: max(p, left / count, TINY) for child, p in drawn.items()}
     vain = (1 + tree.drawn[node] + tree.virtual[node]) / count
@@ -167,10 +167,10 @@ class Live:
         return [
             child
             for child in tree.children[node]
-            if not self._rejected(tree, child) and self._open(tree, child)
+            if not self._is_rejected(tree, child) and self._open(tree, child)
         ]
 
-    def _rejected(self, tree: Tree, node: int) -> bool:
+    def _is_rejected(self, tree: Tree, node: int) -> bool:
         return tree.verdict[node] == REJECTED or node in self.dead
 
     def _open(self, tree: Tree, node: int) -> bool:
@@ -182,7 +182,7 @@ class Live:
         """
         while node > ROOT and node not in self.dead:
             children = tree.children[node]
-            if not children or not all(self._rejected(tree, child) for child in children):
+            if not children or not all(self._is_rejected(tree, child) for child in children):
                 return
             # A dead child counts once: its own rejections were counted where they happened.
             if (

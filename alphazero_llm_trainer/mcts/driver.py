@@ -11,7 +11,7 @@ from ..errors import ConfigError, RequestError
 from ..tree.arena import Tree
 from ..types import Cost, Problem
 from .choose import Choice, choose, most_visited
-from .descent import rescaled
+from .descent import rescaled_rule
 from .expansion import Expansion, Parts
 from .gumbel import GumbelRoot
 from .mcts import Mcts
@@ -20,7 +20,7 @@ from .select import constant, selector_of
 from .steps import StepExpansion
 from .tokens import TokenExpansion
 from .verified import VerifiedExpansion
-from .waiting import together
+from .waiting import gather_all
 
 # What a node is: by `search.mode`, and under a verifier.
 EXPANSIONS: dict[str, type[Expansion[Any]]] = {
@@ -86,7 +86,7 @@ class Search(Parts):
             (), "search", search=settings, valued=valued, verified=verifier is not None
         )
         if settings.rollout is None:
-            self.settings = settings.changed(rollout="none" if single else "sample")
+            self.settings = settings.with_values(rollout="none" if single else "sample")
         largest = settings.backup == "max"
         self.exploration = constant(name, settings.exploration, self.guided, largest)
 
@@ -150,7 +150,7 @@ class Search(Parts):
             share = None if left is None else left // len(leaves)
             if share is not None and share < max(expansion.least(leaf.node) for leaf in leaves):
                 return "tokens"
-            evaluations = await together(*(expansion(leaf, share) for leaf in leaves))
+            evaluations = await gather_all(*(expansion(leaf, share) for leaf in leaves))
             for leaf, evaluation in zip(leaves, evaluations, strict=True):
                 mcts.tell(leaf, evaluation)
             ended_by = expansion.find_end(mcts.left)
@@ -164,7 +164,7 @@ class Search(Parts):
         arms = expansion.make_arms(ends=not selector.halves)
         rule = expansion.make_rule(selector, self.exploration, arms)
         if self.guided:
-            rule = rescaled(rule)
+            rule = rescaled_rule(rule)
         tree.discount = settings.discount
         if settings.backup == "max":
             tree.maximise()

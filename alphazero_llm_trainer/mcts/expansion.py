@@ -35,7 +35,7 @@ from ..types import (
     text_of,
 )
 from .choose import Decode, Reading, answer_of
-from .descent import Arms, Rule, closed, expanded
+from .descent import Arms, Rule, closed_rule, expanded_children
 from .mcts import Leaf, LeafEvaluation
 from .metered import MeteredValue, Paid
 from .select import Selector
@@ -199,12 +199,12 @@ class Expansion(ABC, Generic[P]):
 
     def make_arms(self, ends: bool) -> Arms:
         """The children that a descent may go on to; with `ends` those that are finished, too."""
-        return expanded
+        return expanded_children
 
     def make_rule(self, selector: Selector, exploration: float, arms: Arms) -> Rule:
         """How a descent goes by this selector."""
         assert selector.select is not None, "a selector under a verifier alone was refused"
-        return closed(selector.select, exploration)
+        return closed_rule(selector.select, exploration)
 
     @property
     def reserve(self) -> int:
@@ -245,8 +245,8 @@ class Expansion(ABC, Generic[P]):
         """
 
     def limits(self, steps: Sequence[Step], left: int | None, draws: int = 1) -> Limits | None:
-        """Steps and tokens that each of so many `draws` after `steps` may still have, where a budget
-        has `left` tokens (None: any number); None where it may have none.
+        """Steps and tokens that each of so many `draws` after `steps` may still have, where a
+        budget has `left` tokens (None: any number); None where it may have none.
         """
         length = len(ids_of(steps))
         room = self.settings.max_tokens - length

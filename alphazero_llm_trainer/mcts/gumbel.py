@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from random import Random
 
 from ..tree.arena import ROOT, Tree
-from .descent import TINY, Arms, Rule, expanded
+from .descent import TINY, Arms, Rule, expanded_children
 
 SCALE = 0.1  # mctx's value_scale, c_scale in the paper
 MAX_VISIT_INIT = 50.0  # mctx's maxvisit_init, c_visit in the paper
-EPSILON = 1e-8  # the least range that values are rescaled by
+LEAST_RANGE = 1e-8  # the least range that values are rescaled by
 
 
 class Halving:
@@ -105,7 +105,7 @@ def improved_logits(
     low = min(completed)
     # sigma(q) = (c_visit + max_b N(b)) * c_scale * q, q rescaled to [0, 1] over the K children: the
     # more visits, the more the values outweigh the priors.
-    factor = (MAX_VISIT_INIT + max(visits)) * scale / max(max(completed) - low, EPSILON)
+    factor = (MAX_VISIT_INIT + max(visits)) * scale / max(max(completed) - low, LEAST_RANGE)
     return [logit + factor * (q - low) for logit, q in zip(logits, completed, strict=True)]
 
 
@@ -200,7 +200,7 @@ class GumbelRoot:
         candidates: int,
         below: Rule,
         *,
-        arms: Arms = expanded,
+        arms: Arms = expanded_children,
         choice: int = 2,
         draws: int = 1,
         scale: float = SCALE,
@@ -249,7 +249,7 @@ class GumbelRoot:
         visits = {child: self._visits.get(child, 0) + flying[child] for child in siblings}
         while True:
             if self._halving is None or all(
-                visits[child] < self._wanted(visits) for child in children
+                visits[child] < self._wanted_visits(visits) for child in children
             ):
                 if any(flying.values()):
                     return None
@@ -260,7 +260,7 @@ class GumbelRoot:
                 if any(flying.values()):
                     return None
                 self._halving.extend(sum(visits.values()) + left)
-            wanted = self._wanted(visits)
+            wanted = self._wanted_visits(visits)
             if any(visits[child] == wanted for child in children):
                 break
             self._skipped += 1
@@ -274,7 +274,7 @@ class GumbelRoot:
             key=lambda child: noise[child] + scores[child],
         )
 
-    def _wanted(self, visits: dict[int, int]) -> int:
+    def _wanted_visits(self, visits: dict[int, int]) -> int:
         """How many visits the next child to take has."""
         assert self._halving is not None
         at = sum(visits.values()) + self._skipped

@@ -21,7 +21,7 @@ class ReadTokens:
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}  # token -> what was read after it
 
-    def unread(self, token_ids: Sequence[int]) -> int:
+    def count_unread(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens it has not read after the ones before them."""
         node = self._known
         for at, token in enumerate(token_ids):
@@ -32,7 +32,7 @@ class ReadTokens:
 
     def read(self, token_ids: Sequence[int]) -> int:
         """Read them; returns how many were new."""
-        new, node = self.unread(token_ids), self._known
+        new, node = self.count_unread(token_ids), self._known
         for token in token_ids:
             node = node.setdefault(token, {})
         return new
@@ -50,7 +50,7 @@ class Metered:
 
     def price(self, token_ids: tuple[int, ...]) -> int:
         """Tokens that reading these computes beyond what was read before."""
-        return self.reader.unread(token_ids) if self.computes else 0
+        return self.reader.count_unread(token_ids) if self.computes else 0
 
     def pay(self, token_ids: tuple[int, ...]) -> None:
         """Count what reading these tokens computes."""
@@ -66,7 +66,7 @@ class MeteredValue(Metered):
         self.value = value
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
-        """See `ValueFunction`."""
+        """V in [0, 1] of the state after these tokens, prompt included."""
         self.pay(token_ids)
         return check_share("the value network", await self.value(token_ids))
 

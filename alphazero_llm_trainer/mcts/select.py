@@ -1,7 +1,7 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
 N are visits, W sums of rewards, P priors. Q of a child is `discount * W/N`, read as
-`(Q - tree.low) / tree.span`, which is W/N until a value guides the search (`descent.rescaled`) and
+`(Q - tree.low) / tree.span`, which is W/N until a value guides the search (`descent.rescaled_rule`) and
 a discount is set. A simulation in flight counts as `tree.virtual` visits of value 0 (virtual
 loss). Under a verifier a node has one more arm: a step not drawn yet.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..config.objects import own_object
-from ..config.sections import SELECTORS as NAMES
+from ..config.sections import SELECTOR_NAMES as NAMES
 from ..errors import ConfigError
 from ..tree.arena import Tree
-from .descent import TINY, OpenNode, OpenSelect, Priority, Select, probabilities
+from .descent import TINY, OpenNode, OpenSelect, Priority, Select, child_probabilities
 from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 
 
@@ -84,7 +84,7 @@ def open_puct(tree: Tree, node: int, exploration: float, arms: Sequence[int]) ->
     nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning
     in complex action spaces").
     """
-    drawn, left = probabilities(tree, node)
+    drawn, left = child_probabilities(tree, node)
     scale = exploration * math.sqrt(visits_of(tree, node))
     # The new step: Q(node) + c P_left sqrt(N)/(1 + k), k draws so far.
     mean = (tree.q(node) - tree.low) / tree.span if tree.N[node] else 0.0
@@ -118,7 +118,7 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
     Here the arms are all steps there are, so that the logits are plain log-probabilities. The new
     step has no Q of its own: the mixed value completes it.
     """
-    drawn, left = probabilities(tree, node)
+    drawn, left = child_probabilities(tree, node)
     logits = [math.log(max(p, TINY)) for p in (*(drawn[child] for child in arms), left)]
     visits = [tree.N[child] for child in arms]
     values = [tree.q(child) for child in arms]
@@ -130,7 +130,7 @@ def open_gumbel(tree: Tree, node: int, scale: float, arms: Sequence[int]) -> int
     return (*arms, node)[furthest_short(policy, [*flying, len(drawn)])]
 
 
-GUIDED = 0.5  # PUCT's constant where a value guides
+GUIDED_EXPLORATION = 0.5  # PUCT's constant where a value guides
 DRAWS = 3  # of best-first search: after so many from a state its V counts half
 
 
@@ -177,7 +177,7 @@ class Selector(NamedTuple):
 
 SELECT = "search.select"
 UCB1 = Selector(ucb1, open_ucb1, 2**0.5, 2**0.5)
-PUCT = Selector(puct, open_puct, 2.0, GUIDED, largest=0.05)
+PUCT = Selector(puct, open_puct, 2.0, GUIDED_EXPLORATION, largest=0.05)
 GUMBEL = Selector(gumbel, open_gumbel, SCALE, SCALE, halves=True)
 RESTART = Selector(None, restart, 0.0, 0.0)
 BEST_FIRST = Selector(None, None, 0.0, 0.0)

@@ -16,7 +16,7 @@ from ..types import Continuation, Direction, RewardParts, Step, ids_of, text_of
 from .expansion import Advisor, Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
-from .waiting import together
+from .waiting import gather_all
 
 
 class StepExpansion(Expansion[StepPolicy]):
@@ -83,7 +83,7 @@ class StepExpansion(Expansion[StepPolicy]):
         self, node: int, continuations: list[Continuation], limits: Limits
     ) -> list[Playout]:
         """The continuations of `node` with their grades."""
-        return await together(*(self.play(node, each, limits) for each in continuations))
+        return await gather_all(*(self.play(node, each, limits) for each in continuations))
 
     async def play(self, node: int, continuation: Continuation, limits: Limits) -> Playout:
         """The continuation as the terminal checker, if any, leaves it, with its end's verdict and
@@ -97,8 +97,9 @@ class StepExpansion(Expansion[StepPolicy]):
             or continuation.checked
             or len(prefix) + 1 >= self.settings.max_depth
             or not continuation.steps
+            or (continuation.cut and continuation.why is not None)
         )
-        if not over and verdict(continuation, limits, prefix) != "answer":
+        if not over and end_verdict(continuation, limits, prefix) != "answer":
             return Playout(continuation, None, None)
         return Playout(continuation, *await self.end(node, continuation, limits))
 
@@ -135,7 +136,7 @@ class StepExpansion(Expansion[StepPolicy]):
             *([Direction.NONE] * (len(steps) - 1)),
         ]
         prefix = tree.steps(node)
-        why = verdict(continuation, limits, prefix)
+        why = end_verdict(continuation, limits, prefix)
         return why, await self.grade([*prefix, *steps], directions, why)
 
     async def ask_teachers(
@@ -214,12 +215,13 @@ class StepExpansion(Expansion[StepPolicy]):
         return node
 
 
-def verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] = ()) -> str:
+def end_verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] = ()) -> str:
     """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth
     or its length.
     """
     before = text_of((*prefix, *continuation.steps[:-1]))
-    if continuation.steps and is_final(continuation.steps[-1].text, before):
+    last = continuation.steps[-1:]
+    if last and last[0].final and is_final(last[0].text, before):
         return "answer"
     if continuation.checked:
         return "checked"

@@ -19,7 +19,7 @@ from .expansion import Expansion, TokenPolicy
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
 from .seeds import derive_seed
-from .waiting import together
+from .waiting import gather_all
 
 PREFIX_PROBABILITY = 0.5  # data generation: how often a prefix is taken
 PREFIX_TOKENS = 15  # and its longest
@@ -96,7 +96,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
             waits: list[Awaitable[Any]] = [self._roll(ids, logprobs, limit, seed)]
             if self.value is not None:
                 waits.append(self.value(self.prompt + ids))
-            rolled, *values = await together(*waits)
+            rolled, *values = await gather_all(*waits)
             known, estimate = (rolled, 0, True), values[0] if values else None
         elif self.value is not None:
             estimate = await self.value(self.prompt + ids)

@@ -16,13 +16,13 @@ from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
 from ..tree.extract import accepted
 from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
 from .choose import voting
-from .descent import Arms, BestFirst, Live, Rule, opened
+from .descent import Arms, BestFirst, Live, Rule, open_rule
 from .expansion import Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
 from .metered import MeteredVerifier, Paid
 from .seeds import derive_seed
 from .select import Selector
-from .steps import verdict
+from .steps import end_verdict
 
 
 class VerifiedExpansion(Expansion[StepPolicy]):
@@ -56,7 +56,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
 
     @property
     def vote(self) -> str:
-        """See `choose.voting`."""
+        """`search.choose` as a search votes."""
         return voting(self.settings.choose, True)
 
     def make_arms(self, ends: bool) -> Arms:
@@ -66,7 +66,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
     def make_rule(self, selector: Selector, exploration: float, arms: Arms) -> Rule:
         """The selector's rule over a node's children and a step not drawn yet."""
         if selector.open is not None:
-            return opened(selector.open, exploration, arms)
+            return open_rule(selector.open, exploration, arms)
         guided = self.parts.value is not None or self.judge.verifier.guides
         return BestFirst(arms, selector.priority, exploration, guided)
 
@@ -126,8 +126,8 @@ class VerifiedExpansion(Expansion[StepPolicy]):
                 why = "depth" if limits.steps <= 0 else "length"
                 break
             if allowed <= 0 or (len(steps) > start and not self.rolls):
-                return self.unfinished(steps[start:], made)
-            known = () if fresh else self.drawn(leaf.node)
+                return self.leave_open(steps[start:], made)
+            known = () if fresh else self.drawn_steps(leaf.node)
             next_step, spent = await self.draw(
                 steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known
             )
@@ -135,13 +135,13 @@ class VerifiedExpansion(Expansion[StepPolicy]):
             self.seen.setdefault(ids_of(steps), {})[ids] = logprobs
             room -= spent
             left = None if left is None else left - spent
-            answered = verdict(next_step, limits, steps) == "answer"
+            answered = end_verdict(next_step, limits, steps) == "answer"
             if next_step.ended or answered:
                 why = "answer" if answered else "ended"
             elif not next_step.steps or next_step.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
-                    return self.unfinished(steps[start:], made)
+                    return self.leave_open(steps[start:], made)
                 why = "length"
                 break
             steps += next_step.steps
@@ -152,7 +152,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
                 if price > left:
                     # Unjudged steps earn nothing: what the budget can't pay for isn't known.
                     if why is None:
-                        return self.unfinished(steps[start:], made)
+                        return self.leave_open(steps[start:], made)
                     total = 0.0
                     break
                 left -= price
@@ -166,11 +166,11 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         if not chain.steps:
             # Not one step fits: a visit without worth, so that the next draw is another one.
             return LeafEvaluation(value=0.0)
-        reward = await self.earned(steps, why, total)
+        reward = await self.chain_reward(steps, why, total)
         return LeafEvaluation(
             [Playout(chain, why, reward)],
             estimate=total if why == REJECTED else None,
-            **columns(made),
+            **judgement_columns(made),
         )
 
     async def standing(
@@ -189,7 +189,9 @@ class VerifiedExpansion(Expansion[StepPolicy]):
             before = await self.judge(steps)
         return before.total if before is not None and before.checked else 1.0
 
-    async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
+    async def chain_reward(
+        self, steps: Sequence[Step], why: str | None, total: float
+    ) -> RewardParts:
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0
         without an answer.
         """
@@ -198,29 +200,30 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
-    def unfinished(self, steps: Sequence[Step], made: Sequence[Judgement]) -> LeafEvaluation:
+    def leave_open(self, steps: Sequence[Step], made: Sequence[Judgement]) -> LeafEvaluation:
         """What a simulation of one step, or the budget, left of a chain: its steps stay open.
 
         Without rollouts and without a value, the `total` of the steps so far is backed up.
         """
         playout = Playout(Continuation(tuple(steps), False), None, None)
         total = made[-1].total if made and not self.rolls else None
-        return LeafEvaluation([playout], estimate=total, **columns(made))
+        return LeafEvaluation([playout], estimate=total, **judgement_columns(made))
 
-    def drawn(self, node: int) -> Drawn:
+    def drawn_steps(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""
         tree = self.tree
         # A tree holds log-probabilities at temperature 1: at others what an earlier search drew may
         # come again.
         kept = tree.children[node] if self.settings.temperature == 1.0 else ()
-        known = {tree.token_ids[child]: tree.logprobs[child] for child in kept}
+        steps = [tree.step(child) for child in kept]
+        known = {step.token_ids[: step.drawn]: step.logprobs[: step.drawn] for step in steps}
         return tuple((known | self.seen.get(ids_of(tree.steps(node)), {})).items())
 
     async def draw(
         self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
     ) -> tuple[Continuation, int]:
         """The next step (or with more lines the rest of the response) after `steps`, and its
-        sampled tokens.
+        sampled and given tokens.
 
         `known` are the steps that were drawn there: they are not drawn again, see
         `search.verify.repeat`.
@@ -231,7 +234,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
             self.problem, steps, 1, seed, limits, temperature=temperature, without=without
         )
         self.cost.add(spent)
-        return drawn, spent.sampled_tokens
+        return drawn, spent.computed
 
     async def close(self, node: int, left: int | None) -> int:
         """Where no response passed: one more chain, unjudged, from the open state with the largest
@@ -255,12 +258,12 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
         text = text_of(last.steps)
         tree.rollouts.append(
-            Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None)
+            Rollout(node, ids, logprobs, text, end_verdict(last, limits), 0.0, None, None)
         )
         return node
 
 
-def columns(made: Sequence[Judgement]) -> dict[str, Any]:
+def judgement_columns(made: Sequence[Judgement]) -> dict[str, Any]:
     """What each judgement says of its last step, as `LeafEvaluation` has it."""
     last = [len(judged.steps) - 1 for judged in made]
     checked = [at not in judged.unchecked for judged, at in zip(made, last, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 
-async def together(*waits: Awaitable[Any]) -> list[Any]:
+async def gather_all(*waits: Awaitable[Any]) -> list[Any]:
     """All results, in order. When one fails, the others are cancelled and waited for before its
     error goes on.
     """

@@ -2,7 +2,7 @@
 
 Policy, reference (no adapter), value network, critic and process reward model of a student that
 trains adapters are adapters inside the modules of one model; peft and transformers put them there.
-Outside of `under` the policy's own adapter is active, where there is one. Forwards are not
+Outside of `use_adapter` the policy's own adapter is active, where there is one. Forwards are not
 concurrent: engines and trainers share one thread.
 """
 
@@ -27,7 +27,7 @@ from .weights import load_tensors, stored_dtypes
 POLICY = "default"
 CRITIC = "critic"
 START = "start"
-PARTS = ("lora_A", "lora_B")
+LORA_PARTS = ("lora_A", "lora_B")
 OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
 
@@ -43,10 +43,10 @@ KNOWN = frozenset({
 # weights.
 HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva")}
 
-_current: list[tuple[Any, str | None]] = []  # what `under` was entered with and not left yet
+_current: list[tuple[Any, str | None]] = []  # what `use_adapter` was entered with and not left yet
 
 
-def layers(model: Any) -> list[Any]:
+def adapter_layers(model: Any) -> list[Any]:
     """The modules of `model` that hold adapters."""
     return [
         module
@@ -55,7 +55,7 @@ def layers(model: Any) -> list[Any]:
     ]
 
 
-def _switch(layer: Any, adapters: list[str]) -> None:
+def _switch_layer(layer: Any, adapters: list[str]) -> None:
     """Have a layer compute with these adapters.
 
     The one private name of peft's that is used: its public `set_adapter` also decides what is
@@ -64,53 +64,53 @@ def _switch(layer: Any, adapters: list[str]) -> None:
     layer._active_adapter = adapters
 
 
-def activate(model: Any, adapter: str) -> None:
+def activate_adapter(model: Any, adapter: str) -> None:
     """Have all layers of `model` compute with `adapter` from now on."""
-    for layer in layers(model):
-        _switch(layer, [adapter])
+    for layer in adapter_layers(model):
+        _switch_layer(layer, [adapter])
 
 
 @contextmanager
-def restored(model: Any) -> Iterator[None]:
+def restore_adapters(model: Any) -> Iterator[None]:
     """Inside, adapters may be put into `model`; afterwards those are active that were before."""
-    before = {id(layer): layer.active_adapters for layer in layers(model)}
+    before = {id(layer): layer.active_adapters for layer in adapter_layers(model)}
     try:
         yield
     finally:
-        for layer in layers(model):
-            _switch(layer, before.get(id(layer), []))
+        for layer in adapter_layers(model):
+            _switch_layer(layer, before.get(id(layer), []))
 
 
 @contextmanager
-def under(model: Any, adapter: str | None) -> Iterator[None]:
+def use_adapter(model: Any, adapter: str | None) -> Iterator[None]:
     """Forwards of `model` compute with `adapter` (None: with the base alone); what was active
     before is restored.
     """
-    before = [(layer, layer.active_adapters) for layer in layers(model)]
+    before = [(layer, layer.active_adapters) for layer in adapter_layers(model)]
     for layer, _ in before:
-        _switch(layer, [] if adapter is None else [adapter])
+        _switch_layer(layer, [] if adapter is None else [adapter])
     _current.append((model, adapter))
     try:
         yield
     finally:
         _current.pop()
         for layer, active in before:
-            _switch(layer, active)
+            _switch_layer(layer, active)
 
 
-def recomputing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """`context_fn` of gradient checkpointing: the backward pass recomputes a layer under the
     forward's adapter.
     """
-    return nullcontext(), under(*_current[-1]) if _current else nullcontext()
+    return nullcontext(), use_adapter(*_current[-1]) if _current else nullcontext()
 
 
-def bind(module: nn.Module, model: Any, adapter: str) -> None:
-    """Every forward of `module`, which shares `model`'s layers, runs `under` this adapter."""
+def bind_adapter(module: nn.Module, model: Any, adapter: str) -> None:
+    """Every forward of `module`, which shares `model`'s layers, computes with this adapter."""
     entered: list[AbstractContextManager[None]] = []
 
     def enter(*_: Any) -> None:
-        entered.append(under(model, adapter))
+        entered.append(use_adapter(model, adapter))
         entered[-1].__enter__()
 
     def leave(*_: Any) -> None:
@@ -135,7 +135,7 @@ class AdapterView:
 
     def base_model(self, **inputs: Any) -> Any:
         """The backbone's forward."""
-        with under(self.model, self.adapter):
+        with use_adapter(self.model, self.adapter):
             return self.model.base_model(**inputs)
 
 
@@ -150,7 +150,7 @@ def own_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
 
 def is_adapted(name: str) -> bool:
     """True for the name of an adapter's parameter."""
-    return any(f".{part}." in name for part in PARTS)
+    return any(f".{part}." in name for part in LORA_PARTS)
 
 
 def base_parameters(model: Any) -> dict[str, nn.Parameter]:
@@ -168,7 +168,7 @@ def freeze_base(model: Any) -> None:
         parameter.requires_grad_(False)
 
 
-def unusual(folder: Path) -> list[str]:
+def unusual_fields(folder: Path) -> list[str]:
     """What an adapter's adapter_config.json has beyond LoRA of linear layers: fields with their
     values.
     """
@@ -202,11 +202,11 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
 
     if name in getattr(model, "peft_config", {}):
         return
-    for field in unusual(folder):
+    for field in unusual_fields(folder):
         raise CheckpointError(not_plain(folder, field))
     trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
     try:
-        with restored(model):
+        with restore_adapters(model):
             # transformers would take PyTorch's file for a model's
             file = adapter_file(folder)
             state = load_tensors(file) if file.suffix == ".bin" else None
@@ -247,7 +247,7 @@ def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
         if POLICY in getattr(module, "lora_A", ())
     }
     rank = max(adapter.r, *adapter.rank_pattern.values()) if adapter.rank_pattern else adapter.r
-    return lora.changed(rank=rank, alpha=adapter.lora_alpha, targets=tuple(sorted(targets)))
+    return lora.with_values(rank=rank, alpha=adapter.lora_alpha, targets=tuple(sorted(targets)))
 
 
 def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
@@ -275,10 +275,10 @@ def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
             f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear "
             f"layers are called {', '.join(sorted(linear))}: name some of these"
         )
-    return lora.changed(targets=tuple(sorted(linear)))
+    return lora.with_values(targets=tuple(sorted(linear)))
 
 
-def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
+def model_fingerprint(model: Any, adapter: str | None = POLICY) -> str:
     """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if
     it has that.
     """
@@ -289,13 +289,13 @@ def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
     for name, held in sorted(parameters.items()):
         parameter: Any = held.to(stored[name]) if name in stored else held
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        digest.update(raw(parameter))
+        digest.update(tensor_bytes(parameter))
         state = getattr(parameter, "quant_state", None)
         if state is not None:  # of 4-bit weights, which are numbers of a block's scale
-            digest.update(raw(state.absmax))
+            digest.update(tensor_bytes(state.absmax))
     return digest.hexdigest()
 
 
-def raw(tensor: Any) -> bytes:
+def tensor_bytes(tensor: Any) -> bytes:
     """A tensor's bytes."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel
 
 from ..config.sections import StudentModel
-from ..engine.step_ends import joins
+from ..engine.step_ends import joins_texts
 from ..errors import ConfigError, RequestError, first_line
 from ..grading.answers import marks_thinking
 from ..types import Opening, Problem, in_first_question
@@ -28,7 +28,7 @@ CLOSED: Form = "closed"
 ANSWER = "x7x"  # of a chat that shows what a template writes around one
 # What a template raises: its own refusal, a message that it doesn't show and is to go on from, a
 # variable that isn't there.
-REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
 
 
 @functools.cache
@@ -71,7 +71,7 @@ class Chat:
             if going_on:
                 texts[-1] = messages[-1]["content"]
             return (*opening, *self.encode("".join(texts)))
-        return tuple(self.encode(self.written(messages, GOING_ON if going_on else OPENED)))
+        return tuple(self.encode(self.write_chat(messages, GOING_ON if going_on else OPENED)))
 
     def turn_ids(self, question: str, answer: str, end: int) -> tuple[int, ...]:
         """Token ids of what the student's chat template writes of an `answer` after the prompt of
@@ -80,8 +80,8 @@ class Chat:
         """
         if self.tokenizer.chat_template not in (None, packaged_template()):
             prompt = self.prompt_ids(question)
-            chat = [*self.opening.messages(question), *turns(question, answer)]
-            whole = self.encode(self.written(chat, CLOSED))
+            chat = [*self.opening.messages(question), *make_turns(question, answer)]
+            whole = self.encode(self.write_chat(chat, CLOSED))
             ids = whole[len(prompt) :]
             if tuple(whole[: len(prompt)]) == prompt and end in ids:
                 ids = ids[: ids.index(end) + 1]
@@ -108,14 +108,14 @@ class Chat:
         response, and behind the response, where a question may follow.
         """
         try:
-            prompt = self.written(turns("?"))
-            whole = self.written(turns("?", ANSWER, *more), CLOSED)
+            prompt = self.write_chat(make_turns("?"))
+            whole = self.write_chat(make_turns("?", ANSWER, *more), CLOSED)
         except RequestError:
             return "", "", ""
         before, _, behind = whole.rpartition(ANSWER)
         return prompt, before[len(prompt) :] if before.startswith(prompt) else "", behind
 
-    def written(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
+    def write_chat(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
         """The text of a chat (see `chat_ids`) under the student's template."""
         try:
             text = self.whole(messages, form)
@@ -128,14 +128,35 @@ class Chat:
             # Templates trim a message's end, which the next token depends on.
             if not text.endswith(last):
                 text += last[len(last.rstrip()) :]
-        elif form == OPENED and self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
-            text = text.rstrip() + NO_THOUGHT
+        elif form == OPENED:
+            text = self.without_thought(text)
         return text
 
-    def render(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
-        """A chat as the student's template writes it."""
+    def without_thought(self, text: str) -> str:
+        """A prompt that the template ends with the mark that opens thinking, closed at once where
+        the student's entry switches thinking off.
+        """
+        if self.spec.thinking == "off" and text.rstrip().endswith(OPEN):
+            return text.rstrip() + NO_THOUGHT
+        return text
+
+    @property
+    def plain(self) -> bool:
+        """Whether the student writes lines and no chat: it has no chat template, or the embedded
+        one.
+        """
+        return self.tokenizer.chat_template in (None, packaged_template())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        form: Form = OPENED,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A chat as the student's template writes it, with the JSON schemas of `tools`."""
         return self.tokenizer.apply_chat_template(
             messages,
+            tools=tools,
             tokenize=False,
             add_generation_prompt=form == OPENED,
             continue_final_message=form == GOING_ON,
@@ -150,7 +171,7 @@ class Chat:
         """
         try:
             text = self.render(messages, form)
-        except REFUSALS as error:
+        except TEMPLATE_ERRORS as error:
             raise RequestError(
                 "the student's chat template refuses these messages "
                 f"({first_line(error)}): change them"
@@ -174,7 +195,7 @@ class Chat:
         """
         if self.tokenizer.chat_template is None:
             return ""
-        return f"{OPEN}\n" if self.written(turns("?")).rstrip().endswith(OPEN) else ""
+        return f"{OPEN}\n" if self.write_chat(make_turns("?")).rstrip().endswith(OPEN) else ""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a whole `text` as it stands, no special tokens added."""
@@ -187,7 +208,7 @@ class Chat:
         A tokenizer may put a space before a text, and so may a chat template: the text is read
         behind what stands before it, which is cut off then.
         """
-        if joins(self.tokenizer):
+        if joins_texts(self.tokenizer):
             return self.encode(text)
         readings, anchors = [], [("\n", ""), ("\n", " "), ("", "")]
         if not before and self.tokenizer.chat_template is not None:
@@ -216,10 +237,10 @@ class Chat:
     def decode_parts(
         self, token_ids: Sequence[int], ends: Sequence[int], before: Sequence[int] = ()
     ) -> list[str]:
-        """The texts of the parts of `token_ids` that end at these places, after the tokens `before`:
-        differences of whole texts, which join to the text of all.
+        """The texts of the parts of `token_ids` that end at these places, after the tokens
+        `before`: differences of whole texts, which join to the text of all.
         """
-        if joins(self.tokenizer):
+        if joins_texts(self.tokenizer):
             return [self.decode(token_ids[start:end]) for start, end in pairwise((0, *ends))]
         texts = [self.decode([*before, *token_ids[:end]]) for end in (0, *ends)]
         # A character is nothing, or several unknown ones, while a part of its bytes is there.
@@ -227,7 +248,7 @@ class Chat:
         return [texts[-1][start:end] for start, end in pairwise(places)]
 
 
-def turns(*texts: str) -> list[Mapping[str, str]]:
+def make_turns(*texts: str) -> list[Mapping[str, str]]:
     """A chat of these texts, a user's first."""
     roles = cycle(("user", "assistant"))
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]

@@ -31,7 +31,7 @@ from ..engine.protocol import UNJUDGED, Engine, Judgement, Verifier
 from ..errors import CheckpointError, EngineError
 from ..files import read_object
 from ..types import Problem, Step
-from .adapters import AdapterView, fingerprint, load_adapter
+from .adapters import AdapterView, load_adapter, model_fingerprint
 from .public_prm import load_public
 from .student import Student, check_kind, engine_over
 from .weights import load_weights
@@ -93,7 +93,9 @@ class CriticVerifier:
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
+        that the policy read. Raises RequestError for a response that doesn't fit into the context.
+        """
         if not steps:
             if self.checks:
                 return Judgement((), UNJUDGED)
@@ -144,7 +146,7 @@ def load_critic(folder: Path, student: Student, config: Config, kind: CriticKind
             f"student {student.name} has {width} and {words}: train one for this student"
         )
     own = bool(card.get("head"))
-    if own and card["base"] != fingerprint(student.model):
+    if own and card["base"] != model_fingerprint(student.model):
         raise CheckpointError(
             f"{NAMES[kind]} {folder} reads the states of the student that it was trained on, and "
             f"student {student.name} has other weights: name that student's folder with --model, or "
@@ -200,7 +202,7 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
     under its adapter.
     """
     if (folder / ADAPTER).is_dir():
-        if card["base"] != fingerprint(student.model, None):
+        if card["base"] != model_fingerprint(student.model, None):
             raise CheckpointError(
                 f"critic {folder} is an adapter trained on other weights than student "
                 f"{student.name} has: name that student's folder, or train a critic for this one"

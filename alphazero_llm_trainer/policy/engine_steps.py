@@ -39,7 +39,7 @@ class EngineSteps(Prompts, StepPolicy):
     async def draw(
         self, problem: Problem, steps: Sequence[Step], wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """See `StepPolicy`."""
+        """Continuations by the engine: each is cut into steps where `step_ends` says."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
         request = GenerateRequest(
             prompt_ids=prefix,

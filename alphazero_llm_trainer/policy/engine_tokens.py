@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..engine.protocol import Engine, Generated, GenerateRequest, RolloutRequest
-from ..engine.step_ends import joins
+from ..engine.step_ends import joins_texts
 from ..errors import ConfigError
 from ..grading.answers import is_final
 from ..types import Cost, Step
@@ -56,7 +56,7 @@ class EngineTokens(Prompts):
         """The texts of a response's steps."""
         ends = self._parts(token_ids)
         tokenizer = getattr(self.student, "tokenizer", None)
-        if tokenizer is None or joins(tokenizer):  # each text is kept
+        if tokenizer is None or joins_texts(tokenizer):  # each text is kept
             return [self.text(token_ids[start:end]) for start, end in pairwise((0, *ends))]
         return self.student.decode_parts(token_ids, ends)
 
@@ -69,7 +69,9 @@ class EngineTokens(Prompts):
         ]
 
     def verdict(self, response: tuple[int, ...]) -> str | None:
-        """See `TokenPolicy.verdict`: a final-answer line that is closed, or the end token."""
+        """Why a response is finished after its last token ("answer", "ended"), or None where it
+        goes on. A final-answer line that is closed, or the end token.
+        """
         ended = bool(response) and response[-1] in self.engine.eos_ids
         if not ended and not (
             response and response[-1] in self._ends.tokens and self._ends.whole(response)
@@ -82,7 +84,7 @@ class EngineTokens(Prompts):
         return "ended" if ended else None
 
     async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]:
-        """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens
+        """A response gone on to its end. Whatever follows the final-answer line is cut off; its tokens
         are paid for.
         """
         response, limit = asked.response, asked.limit
@@ -107,9 +109,9 @@ class EngineTokens(Prompts):
             top_k=asked.top_k,
         )
         [[generated]] = await self.engine.generate([request])
-        return self._cut(response, generated), drawing_cost(prefix, [generated])
+        return self._cut_response(response, generated), drawing_cost(prefix, [generated])
 
-    def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
+    def _cut_response(self, response: tuple[int, ...], generated: Generated) -> Generated:
         ids, whole, begun = generated.token_ids, response + generated.token_ids, 0
         for end, line in zip(self._parts(whole), self.texts(whole), strict=True):
             new = len(response) < end < len(whole)
@@ -123,8 +125,8 @@ class EngineTokens(Prompts):
         return generated
 
     async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
-        """See `TokenPolicy.topk`. It costs one sampled token: the forward of the prefix's last
-        one.
+        """The k likeliest next tokens with their log-probabilities (nats), likeliest first. It
+        costs one sampled token: the forward of the prefix's last one.
         """
         [top] = await self.engine.next_token_topk([prefix], k)
         return top, Cost(sampled_tokens=1, cached_tokens=len(prefix) - 1, calls=1)

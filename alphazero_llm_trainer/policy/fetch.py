@@ -7,21 +7,21 @@ import httpx
 from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from .folders import fetched
+from .folders import fetched_path
 
 # Of a hub repository: weights and tokenizer.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 
 
-def fetch(name: str, spec: StudentModel) -> str:
+def fetch_model(name: str, spec: StudentModel) -> str:
     """The folder of the model `name` on this machine, downloaded where it isn't there yet.
 
     Raises ConfigError where there is nothing to fetch, and DataError where the hub doesn't give it.
     """
     if spec.path in ("package", "scratch"):
         raise ConfigError(f"{name} is no model of the hub: it needs no fetching")
-    if (fetched(spec.path) / "config.json").is_file():
-        return str(fetched(spec.path))
+    if (fetched_path(spec.path) / "config.json").is_file():
+        return str(fetched_path(spec.path))
     try:
         return from_hub(spec.path)
     except (OSError, ValueError, httpx.HTTPError) as error:

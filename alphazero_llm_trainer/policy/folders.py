@@ -12,11 +12,11 @@ from typing import Any
 
 from ..config.cache import cache_folder
 from ..config.hub import ask_hub_or_cache, offline_because
-from ..config.load import AUTO_SMALL, SMALL, Config, nested, resolve_name
+from ..config.load import AUTO_SMALL, SMALL, Config, nest_key, resolve_name
 from ..config.objects import at_home
-from ..config.sections import SELECTORS, SearchConfig, StudentModel
-from ..engine.device import multiplies
-from ..errors import CheckpointError, ConfigError, first_line, nearest
+from ..config.sections import SELECTOR_NAMES, SearchConfig, StudentModel
+from ..engine.device import multiplies_fast
+from ..errors import CheckpointError, ConfigError, first_line, suggest_nearest
 from ..files import read_object, write_json
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
@@ -28,7 +28,8 @@ VALUE = "value"  # the folder, in a student's, of the value over its states that
 FACTS = "student.json"  # what a student's folder says of itself, beside what transformers reads
 ABOUT_ATTENTION = re.compile("atten|attn|`kernels`", re.IGNORECASE)
 TEMPLATE = "chat_template.jinja"
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # what transformers reads, the first kind
+# What transformers reads, the first kind.
+WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,12 @@ def from_scratch(config: Config) -> bool:
 def find_model(
     model: str, config: Config, asked: str = "--model"
 ) -> tuple[dict[str, Any], Path | None]:
-    """What `--model` means (or the key that is `asked` for one): keys of the configuration, and a folder where it names one.
+    """What `--model` means (or the key that is `asked` for one): keys of the configuration, and a
+    folder where it names one.
 
     It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know
     becomes a student of its own: a hub id, called as it ends, a file, and a folder with a model
-    (see `specification`). A folder is weights of another student where the configuration names one,
+    (see `read_specification`). A folder is weights of another student where the configuration names one,
     where it speaks as the embedded student does, and where it has an adapter alone. Raises
     ConfigError for anything else.
     """
@@ -68,7 +70,7 @@ def find_model(
     one = f"use one of {', '.join(names)}"
     raise ConfigError(
         f"{asked} {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of "
-        f"models.yaml: {nearest(model, names, one)}"
+        f"models.yaml: {suggest_nearest(model, names, one)}"
     )
 
 
@@ -86,7 +88,7 @@ def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None
             if "base" in facts
             else {}
         ), folder
-    name, spec = specification(folder, facts)
+    name, spec = read_specification(folder, facts)
     return {"student": name, "models": {name: spec}}, None
 
 
@@ -102,11 +104,11 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
         ) from error
 
 
-def widens(config: Config, spec: StudentModel) -> bool:
+def trains_widened(config: Config, spec: StudentModel) -> bool:
     """Whether a training holds a student's half-precision weights in float32: adapters alone are
     trained, and this device has no quick products in that precision.
     """
-    return (config.train.adapter or spec.adapter) == "lora" and not multiplies(spec.dtype)
+    return (config.train.adapter or spec.adapter) == "lora" and not multiplies_fast(spec.dtype)
 
 
 def speaks_as(folder: Path, other: Path) -> bool:
@@ -117,7 +119,7 @@ def speaks_as(folder: Path, other: Path) -> bool:
         return False
 
 
-def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def read_specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the entry of models.yaml of a folder with a model: what its config.json and its
     `facts` say.
 
@@ -163,11 +165,11 @@ def trained_with(student: Any, source: str) -> StudentModel:
     return (
         student.spec
         if prompt is None
-        else student.spec.changed(prompts=student.spec.prompts | {source: prompt})
+        else student.spec.with_values(prompts=student.spec.prompts | {source: prompt})
     )
 
 
-def fetched(repository: str) -> Path:
+def fetched_path(repository: str) -> Path:
     """Where `fetch` puts a hub repository's model that it had to take from elsewhere; it may not be
     there.
     """
@@ -179,27 +181,27 @@ def weights_of(spec: StudentModel) -> str:
     mirror where the hub's gate would refuse the path.
     """
     if HUB_ID.fullmatch(spec.path) and not Path(spec.path).exists():
-        folder = fetched(spec.path)
+        folder = fetched_path(spec.path)
         if (folder / "config.json").is_file():
             return str(folder)
         if spec.gated and spec.mirror is not None and not past_gate(spec.path):
-            return mirrored(spec.path, spec.mirror)
+            return mirror_line(spec.path, spec.mirror)
     return spec.path
 
 
 @cache
-def mirrored(path: str, mirror: str) -> str:
+def mirror_line(path: str, mirror: str) -> str:
     """`mirror`, said once."""
     log.warning("%s is gated and HF_TOKEN isn't set: %s takes its place", path, mirror)
     return mirror
 
 
 def stored_bytes(source: str) -> int:
-    """What the weights in a folder, or of a hub model in the hub's cache, take on disk; 0 where there
-    are none.
+    """What the weights in a folder, or of a hub model in the hub's cache, take on disk; 0 where
+    there are none.
     """
     folder = PACKAGED if source == "package" else Path(source)
-    if not folder.is_dir() and (config := cached(source)) is not None:
+    if not folder.is_dir() and (config := cached_config(source)) is not None:
         folder = config.parent
     return weight_bytes(folder)
 
@@ -208,7 +210,7 @@ def weight_bytes(folder: Path) -> int:
     """What the weights in a folder take. It may have them in two formats, and copies in files that
     nothing reads, such as Mistral's consolidated.safetensors.
     """
-    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)
+    kinds = ([*folder.glob(pattern)] for pattern in WEIGHT_FILES)
     return sum(file.stat().st_size for file in next(filter(None, kinds), ()))
 
 
@@ -219,7 +221,7 @@ def adapter_file(folder: Path) -> Path:
     return folder / ADAPTER_FILE if here else older
 
 
-def cached(repository: str) -> Path | None:
+def cached_config(repository: str) -> Path | None:
     """The config.json of a hub model that is in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -242,7 +244,7 @@ def check_weights(config: Config, folder: Path | str | None = None) -> str:
     source = weights_of(spec)
     if not HUB_ID.fullmatch(source) or Path(source).exists():
         return name
-    if cached(source) is None:
+    if cached_config(source) is None:
         ask_hub_or_cache()
         if offline_because():
             raise CheckpointError(why_not_loaded(name, source, spec, OSError()))
@@ -283,7 +285,7 @@ def past_gate(repository: str) -> bool:
     """Whether a gated repository is here already, or the hub's token may open it."""
     from huggingface_hub import get_token
 
-    return cached(repository) is not None or get_token() is not None
+    return cached_config(repository) is not None or get_token() is not None
 
 
 def check_critic(folder: Path, kind: str, what: str) -> None:
@@ -294,7 +296,7 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
         return
     if kind != "prm" or not HUB_ID.fullmatch(str(folder)):
         raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote")
-    if cached(str(folder)) is None:
+    if cached_config(str(folder)) is None:
         ask_hub_or_cache()
         why = offline_because()
         if why:
@@ -341,7 +343,7 @@ def with_chosen(config: Config, value: Path) -> tuple[Config, Path | None, str]:
     card = read_note(value, "critic.json")
     record = card.get(CHOSEN, UNTRIED)
     try:
-        if record["select"] not in SELECTORS:  # a file's code would run
+        if record["select"] not in SELECTOR_NAMES:  # a file's code would run
             raise ValueError(record["select"])
         search = SearchConfig.model_validate({k: record[k] for k in CHOOSES if k in record})
         helps = bool(record["helps"])
@@ -350,7 +352,7 @@ def with_chosen(config: Config, value: Path) -> tuple[Config, Path | None, str]:
             f"{value} has a broken critic.json ({CHOSEN}: {first_line(error)}): choose again with "
             "eval --tune"
         ) from error
-    config = config.changed(search={key: getattr(search, key) for key in CHOOSES})
+    config = config.with_values(search={key: getattr(search, key) for key in CHOOSES})
     said = f"this student carries a value; search.select={search.select} "
     said += "goes by it" if helps else "goes without it"
     untried = ": eval --tune says whether it helps"
@@ -370,14 +372,14 @@ def with_discount(config: Config, value: Path) -> Config:
     if config.search.discount != 1.0:
         return config
     card = read_note(value, "critic.json")
-    return config.changed(search={"discount": card.get("discount", 1.0)})
+    return config.with_values(search={"discount": card.get("discount", 1.0)})
 
 
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter, or with both."""
     model, adapter = ((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if model and adapter:
-        raise CheckpointError(both(str(folder)))
+        raise CheckpointError(advise_one(str(folder)))
     if not (model or adapter):
         inner = folder / "student"  # of a run's folder
         fix = (
@@ -390,7 +392,7 @@ def check_folder(folder: Path) -> None:
         read_note(folder, name)
 
 
-def both(source: str) -> str:
+def advise_one(source: str) -> str:
     """What to do with a model and an adapter of it in one place: what training starts from would be
     the one or the other.
     """
@@ -424,5 +426,5 @@ def with_model(
     named, folder = find_model(model, config)
     if folder is not None:
         check_folder(folder)
-        named = named if key is None else {**named, **nested(key, str(folder))}
+        named = named if key is None else {**named, **nest_key(key, str(folder))}
     return load([*overrides, named]), folder

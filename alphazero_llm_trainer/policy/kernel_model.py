@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..config.sections import EngineConfig, StudentModel
-from ..engine.native import library
-from ..engine.precision import KINDS, uncovered
+from ..engine.native import load_library
+from ..engine.precision import KERNEL_MODELS, why_uncovered
 from .folders import ADAPTER_CONFIG
 from .weights import not_finite
 
@@ -119,7 +119,11 @@ def read_kernel_model(
     """
     folder = Path(source)
     asked = spec.quantization != "none" or spec.attn_implementation is not None
-    if asked or (settings.backend, settings.native) != ("inprocess", "auto") or library() is None:
+    if (
+        asked
+        or (settings.backend, settings.native) != ("inprocess", "auto")
+        or load_library() is None
+    ):
         return None
     try:
         shape, sampling = (
@@ -127,7 +131,7 @@ def read_kernel_model(
         )
         config = Configuration(**shape)
         rope = config.rope_parameters
-        plain = uncovered(shape) is None and rope == ROPE | {"rope_theta": rope["rope_theta"]}
+        plain = why_uncovered(shape) is None and rope == ROPE | {"rope_theta": rope["rope_theta"]}
         plain &= config.rms_norm_eps > 0 and config.max_position_embeddings > 0
         weights = load_file(folder / PARTS[2])
         shapes = weight_shapes(config)
@@ -138,7 +142,7 @@ def read_kernel_model(
     if not plain or not fits or (folder / ADAPTER_CONFIG).is_file():
         return None
     dtype = getattr(torch, spec.dtype)
-    model: KernelModel = type(KINDS[config.model_type], (KernelModel,), {})()
+    model: KernelModel = type(KERNEL_MODELS[config.model_type], (KernelModel,), {})()
     model.config, model.generation_config = config, SimpleNamespace(**sampling)
     # In the layers' order, which isn't the file's, by name. Copies: the file, which is mapped into
     # memory, may be written anew.

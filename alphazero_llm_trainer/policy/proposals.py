@@ -14,10 +14,10 @@ def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineToken
     """What proposes steps or tokens."""
     if settings.mode == "token":
         return EngineTokens(student, settings.temperature, settings.beam)
-    return steps_of(student, settings.temperature)
+    return make_steps(student, settings.temperature)
 
 
-def steps_of(student: Any, temperature: float) -> EngineSteps | RemoteSteps:
+def make_steps(student: Any, temperature: float) -> EngineSteps | RemoteSteps:
     """What proposes steps: the student's engine, or the server of its model."""
     steps = RemoteSteps if isinstance(student, RemoteStudent) else EngineSteps
     return steps(student, temperature)

@@ -77,7 +77,7 @@ def tag_id(tokenizer: Any, tag: str) -> int:
     return int(tokenizer(tag, add_special_tokens=False)["input_ids"][-1])
 
 
-def lines_of(steps: Sequence[Step]) -> list[str]:
+def step_lines(steps: Sequence[Step]) -> list[str]:
     """The steps' texts without line ends."""
     return [step.text.strip() for step in steps]
 
@@ -103,10 +103,12 @@ class CausalPrm:
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
+        that the policy read. A step scores p(yes) / (p(yes) + p(no)).
+        """
         if not steps:
             return Judgement((), UNJUDGED)
-        prefixes = rlhflow_prefixes(self.tokenizer, problem.question, lines_of(steps))
+        prefixes = rlhflow_prefixes(self.tokenizer, problem.question, step_lines(steps))
         answers = [tag_id(self.tokenizer, answer) for answer in (GOOD, BAD)]
         asked = [(prefix, (token,)) for prefix in prefixes for token in answers]
         logprobs = [logprob for [logprob] in await self.engine.score(asked)]
@@ -136,10 +138,12 @@ class ClassifierPrm:
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        """See `Verifier`."""
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
+        that the policy read.
+        """
         if not steps:
             return Judgement((), UNJUDGED)
-        prefixes = qwen_prefixes(self.tokenizer, problem.question, lines_of(steps))
+        prefixes = qwen_prefixes(self.tokenizer, problem.question, step_lines(steps))
         scores = self.compute(prefixes)
         return Judgement(scores, min(scores))
 

@@ -31,10 +31,10 @@ from .adapters import (
     POLICY,
     START,
     AdapterView,
-    activate,
-    fingerprint,
+    activate_adapter,
     fit_lora,
     load_adapter,
+    model_fingerprint,
     shape_of,
 )
 from .chat import Chat
@@ -46,16 +46,16 @@ from .folders import (
     PACKAGED,
     SMALL,
     TEMPLATE,
-    both,
+    advise_one,
     check_folder,
     read_note,
     stored_bytes,
+    trains_widened,
     weights_of,
     why_not_loaded,
-    widens,
 )
 from .kernel_model import read_kernel_model
-from .weights import load_weights, widen
+from .weights import load_weights, widen_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,9 +120,9 @@ class Student(Chat):
     @property
     def weights(self) -> str:
         """A hash of the weights."""
-        return fingerprint(self.model)
+        return model_fingerprint(self.model)
 
-    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def solution_ids(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
         question = task.problem.question
         return self.prompt_ids(question), self.turn_ids(
@@ -143,7 +143,7 @@ def load_student(
     A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out.
     `opening` is of its chats. `inference` says that nothing will be trained and no other network is
     asked: no adapter is fitted to the model then, and products in bfloat16 aren't compared with the
-    model's own. Nothing is `trained` with critics either: weights are widened (`folders.widens`)
+    model's own. Nothing is `trained` with critics either: weights are widened (`folders.trains_widened`)
     for a training alone.
 
     Raises:
@@ -168,7 +168,7 @@ def load_student(
     # have no such file.
     base = {} if adapter is None else read_note(adapter, BASE)
     if "quantization" in base:
-        spec = spec.changed(quantization=base["quantization"])
+        spec = spec.with_values(quantization=base["quantization"])
     if folder is None and spec.path == "package":
         folder = PACKAGED
     if folder is None and spec.path == "scratch":
@@ -181,25 +181,25 @@ def load_student(
         ask_hub_or_cache()
     spec = without_cuda(spec) if inference else spec
     check_device(name, source, spec)
-    wide = trained and not (inference or bare) and widens(config, spec)
+    wide = trained and not (inference or bare) and trains_widened(config, spec)
     own = inference and adapter is None
     model: Any = read_kernel_model(source, spec, config.engine) if own else None
     model = model or load_model(source, spec, name, wide)
     if getattr(model, "is_loaded_in_4bit", False):  # as the folder has it, whatever the entry says
-        spec = spec.changed(quantization="nf4")
+        spec = spec.with_values(quantization="nf4")
     tokenizer = own_tokenizer(source, adapter)
     if adapter is None and not inference:
-        spec = spec.changed(lora=fit_lora(model, spec.lora, name))
+        spec = spec.with_values(lora=fit_lora(model, spec.lora, name))
     if adapter is not None:
-        if "weights" in base and base["weights"] != fingerprint(model, None):
+        if "weights" in base and base["weights"] != model_fingerprint(model, None):
             raise CheckpointError(
                 f"adapter {adapter} was trained over other weights than student {name} has: name "
                 "its student with --model, or its base with --set models.NAME.path"
             )
         if not bare:
             load_adapter(model, adapter, POLICY)
-            activate(model, POLICY)
-            spec = spec.changed(lora=shape_of(model, spec.lora))
+            activate_adapter(model, POLICY)
+            spec = spec.with_values(lora=shape_of(model, spec.lora))
     student = make_student(name, model, tokenizer, spec, config, opening, source)
     student.adapter, student.folder = adapter, path
     prompt = student.prompt_ids(QUESTION)  # a chat template that takes no question says so now
@@ -251,7 +251,7 @@ def load_tokenizer(source: str) -> Any:
 
     Raises CheckpointError where there is none, or it doesn't give back a text that it read.
     """
-    folder, options = place(source)
+    folder, options = find_pretrained(source)
     try:
         chosen = choose_tokenizer(folder, options)
         backend = getattr(chosen, "backend_tokenizer", None)
@@ -266,7 +266,7 @@ def load_tokenizer(source: str) -> Any:
             )
         raise CheckpointError(f"student {source} has no readable tokenizer: {fix}") from error
     for text in TEXTS[:2]:
-        ids, back = read(chosen, text)
+        ids, back = read_ids(chosen, text)
         if chosen.unk_token_id not in ids and back != text:
             raise CheckpointError(
                 f"student {source}'s tokenizer reads {text!r} and gives back {back!r}: copy "
@@ -276,7 +276,7 @@ def load_tokenizer(source: str) -> Any:
 
 
 def choose_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
-    """See `load_tokenizer`, whose `place` they are."""
+    """The tokenizer of a folder, a hub id or a GGUF file. Whose `find_pretrained` they are."""
     from transformers import PreTrainedTokenizerFast
 
     own: Any = None
@@ -293,7 +293,7 @@ def choose_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
     # "" is read as the token that opens texts, where there is one.
     if own is None or (
         own("")["input_ids"] == chosen("")["input_ids"]
-        and all(read(own, text) == read(chosen, text) for text in TEXTS)
+        and all(read_ids(own, text) == read_ids(chosen, text) for text in TEXTS)
     ):
         return chosen
     if own.eos_token is None:
@@ -301,7 +301,7 @@ def choose_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
     return own
 
 
-def read(tokenizer: Any, text: str) -> tuple[list[int], str]:
+def read_ids(tokenizer: Any, text: str) -> tuple[list[int], str]:
     """The token ids of `text`, and their text."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids, tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -316,7 +316,7 @@ def has_file(source: str, name: str) -> bool:
     return cached_file(source, name, _raise_exceptions_for_missing_entries=False) is not None
 
 
-def place(source: str) -> tuple[str, dict[str, Any]]:
+def find_pretrained(source: str) -> tuple[str, dict[str, Any]]:
     """Where `from_pretrained` finds a folder, a hub id, or a GGUF file: its first argument, and
     options.
     """
@@ -343,7 +343,7 @@ def without_cuda(spec: StudentModel) -> StudentModel:
     attention = spec.attn_implementation or ""
     if torch.cuda.is_available() or not attention.startswith(("flash", "flex")):
         return spec
-    return spec.changed(attn_implementation=None)
+    return spec.with_values(attn_implementation=None)
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
@@ -505,7 +505,7 @@ def unknown_ids(model: Any, tokenizer: Any) -> list[int]:
 
 def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready
-    for inference; `wide`: its numbers in float32 (`widen`).
+    for inference; `wide`: its numbers in float32 (`widen_weights`).
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -521,7 +521,7 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
         )
     if spec.attn_implementation is not None:
         options["attn_implementation"] = spec.attn_implementation
-    folder, file = place(source)
+    folder, file = find_pretrained(source)
     if file and find_spec("gguf") is None:
         raise ConfigError(
             f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}"
@@ -545,7 +545,7 @@ def load_model(source: str, spec: StudentModel, name: str, wide: bool = False) -
         ):
             model.to(torch.device(device))  # type: ignore[arg-type]
     if wide:
-        widen(model)
+        widen_weights(model)
     # Its attention makes a plan for each shape, 0.15 s on an H100, and here shapes seldom recur.
     torch.backends.cuda.enable_cudnn_sdp(False)
     for module in model.modules():
@@ -570,7 +570,7 @@ def check_kind(source: str) -> None:
 
     shape, _ = PreTrainedConfig.get_config_dict(source)
     if has_file(source, ADAPTER_CONFIG):
-        raise CheckpointError(both(source))
+        raise CheckpointError(advise_one(source))
     kind: str = shape.get("model_type", "")
     if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         what = "no causal language model"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ..engine.protocol import Judgement, Verifier
-from ..types import Problem, Step
+from ..types import Problem, Step, logprobs_of
 
 RANKING = "log-probability"  # in a product
 
@@ -25,9 +25,9 @@ class LogProbability:
     async def __call__(
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
-        tokens = [logprob for step in steps for logprob in step.logprobs]
         return Judgement(
-            tuple(mean_probability(step.logprobs) for step in steps), mean_probability(tokens)
+            tuple(mean_probability(logprobs_of([step])) for step in steps),
+            mean_probability(logprobs_of(steps)),
         )
 
 

@@ -19,7 +19,7 @@ from ..files import put_in_place
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAMED = 3  # weights that an error names
+NAMED_WEIGHTS = 3  # weights that an error names
 # Of weights that config.json has no place for, those that change nothing in what is computed of
 # text: layers that guess further tokens, towers of pictures and sound, TRL's value head, and masks
 # that older files keep.
@@ -69,12 +69,12 @@ def load_weights(
     }
     for fault, names in faults.items():
         if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            more = f" and {len(names) - NAMED_WEIGHTS} more" if len(names) > NAMED_WEIGHTS else ""
             raise CheckpointError(
-                f"model {source} {fault} {', '.join(names[:NAMED])}{more}: copy its files there "
+                f"model {source} {fault} {', '.join(names[:NAMED_WEIGHTS])}{more}: copy its files there "
                 "again, or write them anew"
             )
-    untie(model)
+    untie_output(model)
     complete_sampling(model)
     return model
 
@@ -93,7 +93,7 @@ def complete_sampling(model: Any) -> None:
         settings.do_sample = True
 
 
-def untie(model: Any) -> None:
+def untie_output(model: Any) -> None:
     """Say in a model's configuration that its output layer has weights of its own, where it has.
 
     A file may hold both under `tie_word_embeddings: true`; whatever makes a model of the
@@ -120,8 +120,8 @@ def not_finite(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def widen(model: Any) -> None:
-    """Turn a model's half-precision numbers into float32, to be trained where `multiplies` says no.
+def widen_weights(model: Any) -> None:
+    """Turn a model's half-precision numbers into float32, to be trained where `multiplies_fast` says no.
     `model.stored_dtypes` keeps what each parameter is in its file.
     """
     model.stored_dtypes = {}
@@ -135,7 +135,7 @@ def widen(model: Any) -> None:
 
 
 def stored_dtypes(model: Any) -> dict[str, torch.dtype]:
-    """The precision in its file of each parameter that is held in another (`widen`)."""
+    """The precision in its file of each parameter that is held in another (`widen_weights`)."""
     found: dict[str, torch.dtype] = getattr(model, "stored_dtypes", {})
     return found
 

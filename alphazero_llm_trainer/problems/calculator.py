@@ -21,30 +21,30 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
-from ..grading.tables import rewrite
+from ..grading.tables import rewrite_text
 
 CACHED_LINES = 8192
-LONGEST = 40  # tokens of an expression that are looked at
+LONGEST_EXPRESSION = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
 
 # of thousands in one number: without an end, a line of them would be read again from each comma on
-GROUPS = 30
+MOST_GROUPS = 30
 
-_NUMBER = rf"(?>\d{{1,3}}(?:,\d{{3}}){{1,{GROUPS}}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_NUMBER = rf"(?>\d{{1,3}}(?:,\d{{3}}){{1,{MOST_GROUPS}}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKENS = re.compile(
     rf"(?P<number>(?<![\w.^])\$?(?:{_NUMBER})(?![\w%])(?!\.\d))"
     r"|(?P<operator>[-+*/×÷−]|(?<=[\s\d)])[xX](?=\s*[\d($]))"
     r"|(?P<bracket>[()])|(?P<equals>=)|(?P<space>[ \t]+)|(?P<other>.)",
     re.DOTALL,
 )
-OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_ENDS = frozenset("\n.,;:")  # of what an equals sign speaks of
-_SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
+_CLAUSE_ENDS = frozenset("\n.,;:")  # of what an equals sign speaks of
+_SIGN_OPERATORS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 
 # `21 - 12 reads 9`: a spaced operation, unlike `1/2` or `2-3`, states something
 _OPERATION = re.compile(r"\d[ \t]+[-+*/×÷][ \t]+\$?\d")
@@ -54,49 +54,58 @@ Lexeme = tuple[str, str]  # kind and text
 
 
 @lru_cache(maxsize=CACHED_LINES)
-def equations(text: str) -> tuple[bool | None, ...]:
+def check_equations(text: str) -> tuple[bool | None, ...]:
     """For each equation in `text`, in order, whether it is true; None for one that can't be read,
     and then for each calculation without an equals sign. The time it takes grows as the text does.
     """
-    text = plain(text)
-    tokens = _tokens(text)
+    text = plain_formulas(text)
+    tokens = _lex_text(text)
     signs = [at for at, (kind, _) in enumerate(tokens) if kind == "equals"]
     verdicts: list[bool | None] = []
     for at in signs:
-        left = _value(tokens[max(at - LONGEST, 0) : at])
-        right = _right(tokens[at + 1 : at + 4])  # a sign, a number and what follows
+        left = _last_value(tokens[max(at - LONGEST_EXPRESSION, 0) : at])
+        right = _right_number(tokens[at + 1 : at + 4])  # a sign, a number and what follows
         if left is not None and right is not None:
-            verdicts.append(_says(right, left))
+            verdicts.append(_says_value(right, left))
             continue
-        after = tokens[at + 1 : at + 1 + LONGEST]
+        after = tokens[at + 1 : at + 1 + LONGEST_EXPRESSION]
         if "".join(word for _, word in after[:3]).lstrip("$").startswith("<<"):
             continue  # GSM8K's notes say it again, and are read
         other = _first_value(after)
-        clause = _clause(tokens, at)
+        clause = _clause_before(tokens, at)
         if left is None and _is_name(clause, other is not None):
             continue
-        if left is None and len(clause) == 1 and _begins(tokens, at - 1):
-            left = _number(clause[0][1])  # `= 18 = 18`, `18 = 9 * 2`
+        if left is None and len(clause) == 1 and _begins_side(tokens, at - 1):
+            left = _read_number(clause[0][1])  # `= 18 = 18`, `18 = 9 * 2`
         if other is None and right is not None:
-            other = _number(right)
+            other = _read_number(right)
         if left is not None and other is not None:
-            verdicts.append(_agree(left, other, [*clause, *after]))
+            verdicts.append(_sides_agree(left, other, [*clause, *after]))
         else:
             # `3 apples + 4 apples = 7 apples`: words may be units, so that it is never called
             # false.
-            bare = _evaluated([token for token in clause if not token[1].isalpha()])
+            bare = _evaluate_tokens([token for token in clause if not token[1].isalpha()])
             verdicts.append(True if bare is not None and bare == (other, True) else None)
     clauses = _CLAUSES.split(text)
     verdicts += [None for clause in clauses if "=" not in clause and _OPERATION.search(clause)]
     return tuple(verdicts)
 
 
-def _clause(tokens: list[Lexeme], at: int) -> list[Lexeme]:
+def evaluate_expression(text: str) -> Fraction | None:
+    """The exact value of a text that is one expression, or None."""
+    tokens = _lex_text(plain_formulas(text))
+    if len(tokens) > LONGEST_EXPRESSION or any(kind in ("other", "equals") for kind, _ in tokens):
+        return None
+    evaluated = _evaluate_tokens(tokens)
+    return None if evaluated is None else evaluated[0]
+
+
+def _clause_before(tokens: list[Lexeme], at: int) -> list[Lexeme]:
     """What stands before the equals sign at `at`, back to another one or the end of a sentence."""
     start = at
-    while start > max(at - LONGEST, 0):
+    while start > max(at - LONGEST_EXPRESSION, 0):
         kind, word = tokens[start - 1]
-        if kind == "equals" or word in _ENDS:
+        if kind == "equals" or word in _CLAUSE_ENDS:
             break
         start -= 1
     return tokens[start:at]
@@ -111,7 +120,7 @@ def _is_name(clause: list[Lexeme], explained: bool) -> bool:
     return words and (explained or not digits)
 
 
-def _number(written: str) -> Fraction | None:
+def _read_number(written: str) -> Fraction | None:
     """The number that is written; None where it is none, or too long."""
     digits = written.lstrip("-").replace(".", "", 1)
     return Fraction(written) if digits.isdigit() and len(written) <= DIGITS else None
@@ -119,11 +128,11 @@ def _number(written: str) -> Fraction | None:
 
 def is_calculation(text: str) -> bool:
     """Whether all of `text` is one equation or several joined, which are read, and nothing else."""
-    verdicts, tokens = equations(text), _tokens(plain(text).strip())
+    verdicts, tokens = check_equations(text), _lex_text(plain_formulas(text).strip())
     return bool(verdicts) and None not in verdicts and all(kind != "other" for kind, _ in tokens)
 
 
-def _agree(left: Fraction, right: Fraction, tokens: list[Lexeme]) -> bool | None:
+def _sides_agree(left: Fraction, right: Fraction, tokens: list[Lexeme]) -> bool | None:
     """Whether two expressions of `tokens` are equal; None where a number with decimals may be a
     rounded one.
     """
@@ -131,15 +140,15 @@ def _agree(left: Fraction, right: Fraction, tokens: list[Lexeme]) -> bool | None
     return True if left == right else None if rounded else False
 
 
-def plain(text: str) -> str:
+def plain_formulas(text: str) -> str:
     r"""`text` with LaTeX's fractions, signs and brackets as plain ones, and without what stands in
     its `\text{}`.
     """
     marked = "\\" in text or "**" in text or "%" in text
-    return rewrite(text, "arithmetic") if marked else text
+    return rewrite_text(text, "arithmetic") if marked else text
 
 
-def _tokens(text: str) -> list[Lexeme]:
+def _lex_text(text: str) -> list[Lexeme]:
     """Tokens without spaces. A minus that touches what follows and follows no operand is a sign (a
     lone one: a list mark).
     """
@@ -151,7 +160,7 @@ def _tokens(text: str) -> list[Lexeme]:
         if kind == "number":
             word = word.lstrip("$").replace(",", "")
         if kind == "operator":
-            word = _SIGNS.get(word, word)
+            word = _SIGN_OPERATORS.get(word, word)
         after_operand = bool(tokens) and (tokens[-1][0] == "number" or tokens[-1][1] == ")")
         if (
             kind == "operator"
@@ -164,21 +173,25 @@ def _tokens(text: str) -> list[Lexeme]:
     return tokens
 
 
-def _value(tokens: list[Lexeme]) -> Fraction | None:
+def _last_value(tokens: list[Lexeme]) -> Fraction | None:
     """The longest expression that `tokens` end with, or None where there is none with an
     operation.
     """
     start = len(tokens)
     while start > 0 and tokens[start - 1][0] in ("number", "operator", "bracket", "sign"):
         start -= 1
-    start = max(start, len(tokens) - LONGEST)
+    start = max(start, len(tokens) - LONGEST_EXPRESSION)
     run = tokens[start:]
     for first in range(len(run)):
         if first and run[first - 1][0] == "number":
             continue  # `1 2 + 3`: a number before this one belongs to no operation
-        if first and run[first - 1][0] == "operator" and not _begins(tokens, start + first - 1):
+        if (
+            first
+            and run[first - 1][0] == "operator"
+            and not _begins_side(tokens, start + first - 1)
+        ):
             continue  # `x + 2 + 3`: there is more on its left than numbers
-        evaluated = _evaluated(run[first:])
+        evaluated = _evaluate_tokens(run[first:])
         if evaluated is not None:
             value, operates = evaluated
             return value if operates else None
@@ -192,21 +205,21 @@ def _first_value(tokens: list[Lexeme]) -> Fraction | None:
     end = 0
     while end < len(tokens) and tokens[end][0] in ("number", "operator", "bracket", "sign"):
         end += 1
-    evaluated = _evaluated(tokens[:end])
+    evaluated = _evaluate_tokens(tokens[:end])
     goes_on = end < len(tokens) and tokens[end][1].isalpha()
     if evaluated is None or not evaluated[1] or goes_on:
         return None  # `(5/2)x` is more than `5/2`
     return evaluated[0]
 
 
-def _begins(tokens: list[Lexeme], at: int) -> bool:
+def _begins_side(tokens: list[Lexeme], at: int) -> bool:
     """Whether the token begins a line or the side of an equation: an operator there is a list's
     mark.
     """
     return at == 0 or tokens[at - 1][1] in ("\n", "=")
 
 
-def _right(tokens: list[Lexeme]) -> str | None:
+def _right_number(tokens: list[Lexeme]) -> str | None:
     """The number that `tokens` begin with, as text; None where it is the beginning of something
     longer.
     """
@@ -220,7 +233,7 @@ def _right(tokens: list[Lexeme]) -> str | None:
     return sign + tokens[0][1]
 
 
-def _says(written: str, exact: Fraction) -> bool:
+def _says_value(written: str, exact: Fraction) -> bool:
     """Whether `written` is `exact`, rounded to as many decimals as it shows where it shows any."""
     if len(written) > DIGITS:
         return False
@@ -229,7 +242,7 @@ def _says(written: str, exact: Fraction) -> bool:
     return off == 0 or (decimals > 0 and off <= Fraction(1, 2 * 10**decimals))
 
 
-def _evaluated(tokens: list[Lexeme]) -> tuple[Fraction, bool] | None:
+def _evaluate_tokens(tokens: list[Lexeme]) -> tuple[Fraction, bool] | None:
     """The value of `tokens` that are one expression, and whether it has an operation; None where
     they are none.
 
@@ -244,7 +257,7 @@ def _evaluated(tokens: list[Lexeme]) -> tuple[Fraction, bool] | None:
         tree = ast.parse(" ".join(words), mode="eval").body
     except SyntaxError:
         return None
-    value = _computed(tree, tokens)
+    value = _evaluate_node(tree, tokens)
     return (
         None
         if value is None
@@ -252,17 +265,17 @@ def _evaluated(tokens: list[Lexeme]) -> tuple[Fraction, bool] | None:
     )
 
 
-def _computed(node: ast.expr, tokens: list[Lexeme]) -> Fraction | None:
+def _evaluate_node(node: ast.expr, tokens: list[Lexeme]) -> Fraction | None:
     """The value of a node, None where it is no arithmetic or divides by zero."""
     match node:
         case ast.Name(id=name):
-            return _number(tokens[int(name[1:])][1])
+            return _read_number(tokens[int(name[1:])][1])
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            value = _computed(operand, tokens)
+            value = _evaluate_node(operand, tokens)
             return None if value is None else -value
-        case ast.BinOp(op=op) if type(op) in OPERATORS:
-            left, right = _computed(node.left, tokens), _computed(node.right, tokens)
+        case ast.BinOp(op=op) if type(op) in OPERATIONS:
+            left, right = _evaluate_node(node.left, tokens), _evaluate_node(node.right, tokens)
             if left is None or right is None or (isinstance(op, ast.Div) and right == 0):
                 return None
-            return OPERATORS[type(op)](left, right)
+            return OPERATIONS[type(op)](left, right)
     return None

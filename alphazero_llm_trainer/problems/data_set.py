@@ -11,8 +11,8 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Task
-from .files import load_hub, rows_at
-from .rows import Row, row_format
+from .row_columns import Row, row_format
+from .row_files import load_hub, rows_at
 from .source import Source, split_of
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
@@ -42,11 +42,13 @@ class RowSource(Source):
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`."""
+        """The source of an address."""
         return cls(problems.path)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`."""
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the
+        split ends before that.
+        """
         hub_split = self.test_split if split == "test" else "train"
         if hub_split not in self._tasks:
             rows = enumerate(self.rows(hub_split))

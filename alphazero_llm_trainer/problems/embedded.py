@@ -6,7 +6,7 @@ sentence, and a closing that asks. Its worked solution has one `a op b = c` step
 with `#### N`.
 
 **Splits are disjoint by construction.** A candidate belongs to the split that a stable hash of its
-worked steps names; `build` draws candidates from a generator seeded by (split, level, index) until
+worked steps names; `build_task` draws candidates from a generator seeded by (split, level, index) until
 one falls into the split that was asked for. So a worked solution, and with it a question, is in
 exactly one split, whatever indices and levels are drawn.
 """
@@ -27,7 +27,13 @@ from ..types import Problem, Task
 from .source import SPLITS
 
 SOURCE = "embedded"
-LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6)}  # level -> how many steps its solutions may have
+# Level -> how many steps its solutions may have.
+LEVEL_STEPS = {
+    1: (2,),
+    2: (3,),
+    3: (4,),
+    4: (5, 6),
+}
 DISTRACTOR_PROBABILITY = 0.3
 MAX_RESULT = 60  # no intermediate result is larger; none is below 1
 
@@ -44,7 +50,7 @@ class ProblemKind(NamedTuple):
     drawn: Mapping[str, tuple[int, int]] = {}
 
 
-def operate(
+def draw_operations(
     kind: ProblemKind, rng: Random, have: int
 ) -> tuple[list[Operation], dict[str, int]] | None:
     """A kind's operations on `have` things, and the numbers of its text; None where it doesn't
@@ -64,17 +70,17 @@ def operate(
         elif op == "-" and a >= 4:
             b = numbers[right] = rng.randint(2, min(12, a - 2))
         elif op == "/" and (divisors := [k for k in range(2, 7) if a % k == 0 and a > k]):
-            b = numbers[right] = _pick(rng, divisors)
+            b = numbers[right] = _pick_item(rng, divisors)
         else:
             return None
         if op == "/" and a <= b:
             return None
-        numbers["it"] = apply(a, op, b)
+        numbers["it"] = apply_operation(a, op, b)
         operations.append((a, op, b, numbers["it"]))
     return operations, numbers
 
 
-def apply(a: int, op: str, b: int) -> int:
+def apply_operation(a: int, op: str, b: int) -> int:
     """The result of `a op b`; -1 where a division has a remainder, which no number of things can
     be.
     """
@@ -99,15 +105,15 @@ def kinds_of(part: str) -> list[ProblemKind]:
 Story = list[tuple[ProblemKind, dict[str, int]]]  # kinds of sentences, and their numbers
 
 
-def build(split: str, index: int, level: int) -> Task:
+def build_task(split: str, index: int, level: int) -> Task:
     """The task number `index` (from 0) of a split and level; the same arguments always give the
     same task: the first candidate of its own generator that belongs to the split.
     """
     rng = Random(f"{split}/{level}/{index}")
-    while (drawn := _draw_story(rng, level)) is None or split_of(drawn[1]) != split:
+    while (drawn := _draw_story(rng, level)) is None or solution_split(drawn[1]) != split:
         pass
     story, solution = drawn
-    question = _render(rng, story)
+    question = _render_story(rng, story)
     problem = Problem(f"{SOURCE}/{split}/{level}/{index}", question, SOURCE, level)
     return Task(problem, solution.rpartition(" ")[2], solution)
 
@@ -119,10 +125,10 @@ def from_id(task_id: str) -> Task:
         raise DataError(
             f"id {task_id!r} is no embedded problem; write it as {SOURCE}/SPLIT/LEVEL/INDEX."
         )
-    return build(match[1], int(match[3]), int(match[2]))
+    return build_task(match[1], int(match[3]), int(match[2]))
 
 
-def split_of(solution: str) -> str:
+def solution_split(solution: str) -> str:
     """The one split that a worked solution belongs to, from a stable hash of its text."""
     hashed = hashlib.blake2b(solution.encode(), digest_size=1).digest()[0]
     return SPLITS[hashed % len(SPLITS)]
@@ -140,25 +146,27 @@ def vocabulary_texts() -> Iterator[str]:
     for i, things in enumerate(words("things")):
         girl, boy = girls[i % len(girls)], boys[i % len(boys)]
         for people in ([girl, boy, boy, boy], [boy, girl, girl, girl]):
-            fields = _fields(people, things, things, containers[i % len(containers)]) | numbers
+            fields = (
+                _story_fields(people, things, things, containers[i % len(containers)]) | numbers
+            )
             yield from (p.format(**fields) for p in openings)
             yield from (f" {p}".format(**fields) for p in (*openings, *later))
     yield "1 + 2 = 3\n1 - 2 = 3\n1 * 2 = 3\n1 / 2 = 3\n#### 3"
 
 
-def _pick(rng: Random, items: Any) -> Any:
+def _pick_item(rng: Random, items: Any) -> Any:
     return items[int(rng.random() * len(items))]
 
 
 def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
     """One candidate and its worked solution, or None where the drawn kinds don't fit together."""
-    opening, closing = _pick(rng, kinds_of("openings")), _pick(rng, kinds_of("closings"))
-    left = _pick(rng, LEVELS[level]) - len(opening.operations) - len(closing.operations)
+    opening, closing = _pick_item(rng, kinds_of("openings")), _pick_item(rng, kinds_of("closings"))
+    left = _pick_item(rng, LEVEL_STEPS[level]) - len(opening.operations) - len(closing.operations)
     if left < 0:
         return None
     kinds = [opening]
     while left:
-        event = _pick(rng, kinds_of("events"))
+        event = _pick_item(rng, kinds_of("events"))
         # The same kind twice in a row reads as a slip of the pen.
         if len(event.operations) <= left and event is not kinds[-1]:
             kinds.append(event)
@@ -167,7 +175,7 @@ def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
 
     have, lines, story = 0, list[str](), Story()
     for kind in kinds:
-        drawn = operate(kind, rng, have)
+        drawn = draw_operations(kind, rng, have)
         if drawn is None:
             return None
         operations, numbers = drawn
@@ -180,24 +188,28 @@ def _draw_story(rng: Random, level: int) -> tuple[Story, str] | None:
     return story, "\n".join([*lines, f"#### {have}"])
 
 
-def _render(rng: Random, story: Story) -> str:
+def _render_story(rng: Random, story: Story) -> str:
     people = [rng.sample(words("girls"), 3), rng.sample(words("boys"), 3)]
     # Everybody else is of the other sex, so that a pronoun always means the story's person.
     first = rng.random() < 0.5
     others = people[first]
     names = [people[not first][0], *others]
     things, other_things = rng.sample(words("things"), 2)
-    fields: dict[str, Any] = _fields(names, things, other_things, _pick(rng, words("containers")))
-    sentences = [_pick(rng, kind.phrasings).format(**fields, **numbers) for kind, numbers in story]
+    fields: dict[str, Any] = _story_fields(
+        names, things, other_things, _pick_item(rng, words("containers"))
+    )
+    sentences = [
+        _pick_item(rng, kind.phrasings).format(**fields, **numbers) for kind, numbers in story
+    ]
     if rng.random() < DISTRACTOR_PROBABILITY:
         where = 1 + int(rng.random() * (len(sentences) - 1))
         sentences.insert(
-            where, _pick(rng, words("distractors")).format(**fields, n=rng.randint(5, 40))
+            where, _pick_item(rng, words("distractors")).format(**fields, n=rng.randint(5, 40))
         )
     return " ".join(sentences)
 
 
-def _fields(
+def _story_fields(
     people: list[str], things: str, other_things: str, container: list[str]
 ) -> dict[str, Any]:
     pronouns = (

@@ -17,7 +17,7 @@ from .prompts import SYSTEM_PROMPT
 from .source import GeneratedSource
 
 OPERATORS = "+-*/"
-_STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+_EMBEDDED_STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 _Parsed = tuple[int, str, int, int]  # a, operator, b, result
 
 
@@ -28,14 +28,18 @@ class Embedded(GeneratedSource):
     prompt_tokens = 96
     system_prompt = SYSTEM_PROMPT
     strict_steps = True
-    build = staticmethod(embedded.build)
+    build = staticmethod(embedded.build_task)
 
     def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:
-        """See `Source.scripted_teacher`."""
+        """A teacher that runs offline by the source's own rules and slips at a rate of
+        `error_rate`, or None.
+        """
         return ScriptedTeacher(error_rate)
 
     def vocabulary_texts(self) -> Iterator[str]:
-        """See `Source.vocabulary_texts`."""
+        """Texts with every word of the source, where a small vocabulary covers it; () where none
+        does.
+        """
         return embedded.vocabulary_texts()
 
 
@@ -74,12 +78,12 @@ class ScriptedTeacher:
                 f"not {problem.id!r}: use another tier"
             )
         self.ledger.calls += 1
-        following = follow_through(_solution(problem.id), steps)
+        following = follow_through(_solution_steps(problem.id), steps)
         if following is None:
             return None
         rng = Random(f"{self.name}/{seed}/{problem.id}/{len(steps)}/{direction}")
         wrong = direction is Direction.WRONG or rng.random() < self.error_rate
-        text = _corrupt(following, problem.question, rng) if wrong else following
+        text = _corrupt_step(following, problem.question, rng) if wrong else following
         return TeacherProposal(text, f"teacher:{self.name}", direction)
 
 
@@ -89,39 +93,39 @@ def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
     """
     if len(steps) >= len(solution):
         return None
-    written = [_parse(step) for step in steps]
-    planned = [_parse(step) for step in solution[: len(steps)]]
+    written = [_parse_step(step) for step in steps]
+    planned = [_parse_step(step) for step in solution[: len(steps)]]
     results: dict[int, int] = {}
     for own, theirs in zip(planned, written, strict=True):
         if own is None or theirs is None:
             return None
         results[own[3]] = theirs[3]
-    following = _parse(solution[len(steps)])
+    following = _parse_step(solution[len(steps)])
     if following is None:
         return f"#### {written[-1][3]}" if written and written[-1] else None
     a, op, b, _ = following
-    return _line(results.get(a, a), op, results.get(b, b))
+    return _step_line(results.get(a, a), op, results.get(b, b))
 
 
-def _corrupt(step: str, question: str, rng: Random) -> str:
+def _corrupt_step(step: str, question: str, rng: Random) -> str:
     """A plausible wrong step in place of `step`: its result is always another one."""
-    return rng.choice(rng.choice(_slips(step, question)))
+    return rng.choice(rng.choice(_list_slips(step, question)))
 
 
-def _slips(step: str, question: str) -> list[list[str]]:
+def _list_slips(step: str, question: str) -> list[list[str]]:
     """Wrong steps in place of `step` by kind: another operation, another number, wrong arithmetic.
     None is empty.
     """
-    parsed = _parse(step)
+    parsed = _parse_step(step)
     if parsed is None:
         answer = int(step.removeprefix("#### "))
-        return [[f"#### {n}" for n in _near(answer)]]
+        return [[f"#### {n}" for n in _near_numbers(answer)]]
     a, op, b, result = parsed
     numbers = {int(n) for n in re.findall(r"\d+", question)} | {b + 1, b + 2}
     others: tuple[list[str | None], ...] = (
-        [_line(a, other, b) for other in OPERATORS if other != op],
-        [_line(a, op, n) for n in sorted(numbers - {b, 0})],
-        [f"{a} {op} {b} = {n}" for n in _near(result)],
+        [_step_line(a, other, b) for other in OPERATORS if other != op],
+        [_step_line(a, op, n) for n in sorted(numbers - {b, 0})],
+        [f"{a} {op} {b} = {n}" for n in _near_numbers(result)],
     )
     kinds = [
         [line for line in lines if line and not line.endswith(f"= {result}")] for lines in others
@@ -129,23 +133,23 @@ def _slips(step: str, question: str) -> list[list[str]]:
     return [lines for lines in kinds if lines]
 
 
-def _near(n: int) -> list[int]:
+def _near_numbers(n: int) -> list[int]:
     """Numbers above 0 that a slip would give instead of `n`."""
     return [m for m in (n - 10, n - 2, n - 1, n + 1, n + 2, n + 10) if m > 0]
 
 
-def _line(a: int, op: str, b: int) -> str | None:
-    result = embedded.apply(a, op, b)
+def _step_line(a: int, op: str, b: int) -> str | None:
+    result = embedded.apply_operation(a, op, b)
     return f"{a} {op} {b} = {result}" if result > 0 else None
 
 
-def _parse(step: str) -> _Parsed | None:
-    match = _STEP.fullmatch(step.strip())
+def _parse_step(step: str) -> _Parsed | None:
+    match = _EMBEDDED_STEP.fullmatch(step.strip())
     return None if match is None else (int(match[1]), match[2], int(match[3]), int(match[4]))
 
 
 @lru_cache(maxsize=4096)
-def _solution(problem_id: str) -> tuple[str, ...]:
+def _solution_steps(problem_id: str) -> tuple[str, ...]:
     try:
         task = embedded.from_id(problem_id)
     except DataError as error:

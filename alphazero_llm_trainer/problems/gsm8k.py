@@ -10,7 +10,7 @@ from ..grading import answers
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import SYSTEM_PROMPT
-from .rows import Row, text_of, without_annotations
+from .row_columns import Row, column_text, without_annotations
 
 
 class Gsm8k(RowSource):
@@ -21,8 +21,8 @@ class Gsm8k(RowSource):
     system_prompt = SYSTEM_PROMPT
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
-        """See `RowSource.task`."""
-        question, answer = text_of(row, "question"), text_of(row, "answer")
+        """Row `number` of a hub's split as a task."""
+        question, answer = column_text(row, "question"), column_text(row, "answer")
         try:
             gold = answers.gold(answer)
         except DataError as error:

@@ -42,13 +42,13 @@ class ReasoningGym(Source):
     def __init__(self, task: str) -> None:
         self.task = task
         self.name = f"reasoning-gym:{task}"
-        self.data = create(task)
+        self.data = create_data_set(task)
         self._splits: dict[str, list[Task]] = {}
         self._streams: dict[str, Iterator[Task]] = {}
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`: the task's name is behind the colon."""
+        """The source of an address. The task's name is behind the colon."""
         if not rest:
             raise ConfigError(
                 f"problems.source is {problems.source!r} without a task: "
@@ -57,7 +57,8 @@ class ReasoningGym(Source):
         return cls(rest)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`. A split is searched for in the stream, so its first tasks are the
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the
+        split ends before that. A split is searched for in the stream, so its first tasks are the
         quickest.
         """
         known = self._splits.setdefault(split, [])
@@ -115,7 +116,7 @@ class ReasoningGym(Source):
         return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, partial=score)
 
 
-def create(task: str) -> Any:
+def create_data_set(task: str) -> Any:
     """reasoning-gym's data set of a task. Raises ConfigError where the package or the task is
     missing.
     """

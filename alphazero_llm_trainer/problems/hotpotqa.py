@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import HOTPOTQA_PROMPT
-from .rows import Row, passage_of, text_of
+from .row_columns import Row, column_text, passage_of
 
 
 class Context(BaseModel):
@@ -42,9 +42,9 @@ class HotpotQa(RowSource):
     prompt_tokens = 3400
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
-        """See `RowSource.task`."""
+        """Row `number` of a hub's split as a task."""
         columns, where = row
-        row_id, question, gold = (text_of(row, name) for name in ("id", "question", "answer"))
+        row_id, question, gold = (column_text(row, name) for name in ("id", "question", "answer"))
         try:
             context = Context.model_validate(columns.get("context"))
             facts = Facts.model_validate(columns.get("supporting_facts") or {})

@@ -11,9 +11,9 @@ from ..config.load import Config, read_problems, resolve_name
 from ..config.sections import RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Opening, Task
-from .registry import gradable, open_problems, open_source
+from .registry import is_gradable, open_problems, open_source
 from .source import SPLITS, Source
-from .task_list import SHOWN, check_tasks, guess_tokens, renamed
+from .task_list import QUESTION_SHOWN, check_tasks, guess_tokens, rename_task
 
 ALL = "all"  # the splits of a data set together
 
@@ -85,10 +85,10 @@ def checked(source: Source, tasks: Iterable[Task]) -> list[Task]:
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(
-                f"source {source.name} loads {repr(task)[:SHOWN]}, which is no Task: "
+                f"source {source.name} loads {repr(task)[:QUESTION_SHOWN]}, which is no Task: "
                 "return a list of tasks"
             )
-    tasks = [renamed(task, source.name) for task in tasks]
+    tasks = [rename_task(task, source.name) for task in tasks]
     check_tasks(tasks, source.name)
     return tasks
 
@@ -151,7 +151,7 @@ def with_context(config: Config, *sources: Source, question: str = "") -> Config
     sources = sources or (open_source(config),)
     prompts = [source.prompt_tokens for source in sources] + [guess_tokens(question)]
     tokens = max(prompts) * (1 + config.problems.shots) + config.search.max_tokens
-    return config.changed(engine={"max_context": max(tokens, config.engine.context)})
+    return config.with_values(engine={"max_context": max(tokens, config.engine.context)})
 
 
 def rows_hash(tasks: Iterable[Task]) -> str:
@@ -168,7 +168,7 @@ def rows_hash(tasks: Iterable[Task]) -> str:
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
     """Raise for a task without gold where something needs it: DataError, or ConfigError where it is
     `rewards` that does."""
-    missing = next((task.problem for task in tasks if not gradable(task)), None)
+    missing = next((task.problem for task in tasks if not is_gradable(task)), None)
     if missing is None:
         return
     if rewards is None or rewards.custom is None:

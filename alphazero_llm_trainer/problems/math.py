@@ -15,7 +15,7 @@ from ..grading.graders import LONGEST_ANSWER
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import MATH_PROMPT
-from .rows import Row, stated_by, text_of
+from .row_columns import Row, column_text, stated_by
 
 
 class Math(RowSource):
@@ -28,11 +28,11 @@ class Math(RowSource):
     prompt_tokens = 640
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
-        """See `RowSource.task`."""
+        """Row `number` of a hub's split as a task."""
         columns, where = row
-        question, solution = text_of(row, "problem"), text_of(row, "solution")
+        question, solution = column_text(row, "problem"), column_text(row, "solution")
         boxed = None if columns.get("answer") is not None else stated_by(solution, where)
-        gold = text_of(row, "answer") if boxed is None else boxed
+        gold = column_text(row, "answer") if boxed is None else boxed
         if len(gold) > LONGEST_ANSWER:
             raise DataError(
                 f"{where} has an `answer` of {len(gold)} characters: "

@@ -27,13 +27,13 @@ from ..types import Problem, Task
 from .prompts import NUMBERS_PROMPT
 from .source import GeneratedSource, split_of
 
-SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
+LEVEL_NUMBERS = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
 LARGEST_GIVEN, LARGEST = 20, 999
 TARGETS = range(10, 100)
 
 Move = tuple[int, str, int, int]  # a op b = c
-_STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |$))*)")
-_QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
+_MOVE_STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |$))*)")
+_NUMBERS_QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
 class Numbers(GeneratedSource):
@@ -45,11 +45,13 @@ class Numbers(GeneratedSource):
     system_prompt = NUMBERS_PROMPT
 
     def build(self, split: str, index: int, level: int) -> Task:
-        """See `GeneratedSource.build`: the same on every machine."""
+        """The task number `index` (from 0) of a split and level: the same on every call. The same
+        on every machine.
+        """
         task_id = f"numbers/{split}/{level}/{index}"
         rng = Random(task_id)
         while True:
-            numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
+            numbers = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(LEVEL_NUMBERS[level]))
             if split_of(" ".join(map(str, numbers))) != split:
                 continue
             moves = random_play(rng, numbers)
@@ -59,7 +61,7 @@ class Numbers(GeneratedSource):
         *others, last = rng.sample(numbers, len(numbers))
         question = f"Use {', '.join(map(str, others))} and {last} once each to make {target}."
         problem = Problem(task_id, question, "numbers", level)
-        return Task(problem, str(target), write(numbers, moves))
+        return Task(problem, str(target), write_moves(numbers, moves))
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """Correct where every line is legal play from the given numbers and the last one leaves the
@@ -76,8 +78,8 @@ class Numbers(GeneratedSource):
         ]
         if answer is None and not steps:
             return Grade(Verdict.UNPARSED, None)
-        numbers, target = read_question(problem.question)
-        left = play(numbers, steps)
+        numbers, target = read_numbers(problem.question)
+        left = play_moves(numbers, steps)
         right = left == Counter([target]) and answer == str(target)
         return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer)
 
@@ -85,9 +87,9 @@ class Numbers(GeneratedSource):
         """Whether the last step is legal play after the ones before it, and a final line states the
         target reached.
         """
-        numbers, target = read_question(problem.question)
+        numbers, target = read_numbers(problem.question)
         *before, last = [line.strip() for line in steps]
-        left = play(numbers, before)
+        left = play_moves(numbers, before)
         if left is None:
             return False
         if last.startswith("####"):
@@ -95,13 +97,16 @@ class Numbers(GeneratedSource):
         return play_one(left, last) is not None
 
     def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
-        """See `Source.state`: the numbers left, until the answer is stated."""
-        left = play(read_question(problem.question)[0], steps)
+        """What the state after right `steps` is known by: one that a search has reached already, by
+        other steps and no more of them, is not searched twice. The numbers left, until the answer
+        is stated.
+        """
+        left = play_moves(read_numbers(problem.question)[0], steps)
         return None if left is None else str(sorted(left.elements()))
 
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word and digit: two problems of each size."""
-        for level in SIZES:
+        for level in LEVEL_NUMBERS:
             task = self.build("train", 0, level)
             yield f"{task.problem.question}\n{task.solution}"
         yield "0123456789 + 1 - 1 * 1 / 1 = 1, 1\n#### 1"
@@ -113,7 +118,7 @@ def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:
     while len(left) > 1:
         first, second = rng.sample(range(len(left)), 2)
         a, b = max(left[first], left[second]), min(left[first], left[second])
-        legal = [move for op in "+-*/" if (move := apply(a, op, b)) is not None]
+        legal = [move for op in "+-*/" if (move := apply_move(a, op, b)) is not None]
         if not legal:
             return None
         move = rng.choice(legal)
@@ -122,7 +127,7 @@ def random_play(rng: Random, numbers: Sequence[int]) -> list[Move] | None:
     return moves
 
 
-def apply(a: int, op: str, b: int) -> Move | None:
+def apply_move(a: int, op: str, b: int) -> Move | None:
     """The move `a op b`, or None where it is not legal: a result below 1, above `LARGEST`, or not
     whole.
     """
@@ -132,7 +137,7 @@ def apply(a: int, op: str, b: int) -> Move | None:
     return (a, op, b, result) if 1 <= result <= LARGEST else None
 
 
-def write(numbers: Sequence[int], moves: Sequence[Move]) -> str:
+def write_moves(numbers: Sequence[int], moves: Sequence[Move]) -> str:
     """Moves as a worked solution."""
     left, lines = Counter(numbers), []
     for a, op, b, c in moves:
@@ -141,9 +146,9 @@ def write(numbers: Sequence[int], moves: Sequence[Move]) -> str:
     return "\n".join([*lines, f"#### {moves[-1][3]}"])
 
 
-def read_question(question: str) -> tuple[Counter[int], int]:
+def read_numbers(question: str) -> tuple[Counter[int], int]:
     """The given numbers and the target. Raises DataError for another text."""
-    match = _QUESTION.search(question)
+    match = _NUMBERS_QUESTION.search(question)
     if match is None:
         raise DataError(
             f"{question!r} is no question of the game: write `Use 3, 5 and 7 once each to make 22.`"
@@ -151,7 +156,7 @@ def read_question(question: str) -> tuple[Counter[int], int]:
     return Counter(map(int, re.findall(r"\d+", match[1]))), int(match[2])
 
 
-def play(numbers: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
+def play_moves(numbers: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
     """The numbers left after `steps`, or None where one of them is not legal."""
     left: Counter[int] | None = numbers
     for step in steps:
@@ -163,12 +168,12 @@ def play_one(left: Counter[int], step: str) -> Counter[int] | None:
     """The numbers left after one line `a op b = c, numbers left`; None where it is not legal or
     says other numbers.
     """
-    match = _STEP.fullmatch(step.strip())
+    match = _MOVE_STEP.fullmatch(step.strip())
     if match is None:
         return None
     a, op, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
     used = Counter([a]) + Counter([b])
-    if any(left[n] < count for n, count in used.items()) or apply(a, op, b) != (a, op, b, c):
+    if any(left[n] < count for n, count in used.items()) or apply_move(a, op, b) != (a, op, b, c):
         return None
     after = left - used + Counter([c])
     return after if after == Counter(map(int, match[5].split())) else None

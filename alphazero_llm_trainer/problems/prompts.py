@@ -51,6 +51,15 @@ PANCAKE_PROMPT = (
     "them. Write one flip a line, k and after a colon the row then, such as `3:241356` for a flip "
     "of `142356`. Stop with the row in order, after no more flips than are allowed."
 )
+HIDDEN_PROMPT = (
+    "Bring the row of numbers into ascending order by flips: a flip turns round the first k of "
+    "them. Write k alone, and you are told the row then. Stop with the row in order, after no more "
+    "flips than are allowed."
+)
+CALC_PROMPT = (
+    "Solve the problem step by step. Call the tool `calculate` for every calculation, one call a "
+    "turn. " + _LAST + "the number that answers the question."
+)
 
 SYSTEM_PROMPTS = {
     "numbers": SYSTEM_PROMPT,

@@ -23,17 +23,18 @@ from typing import Any
 from ..config.load import Config, read_problems
 from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
-from ..errors import ConfigError, DataError, nearest
+from ..errors import ConfigError, DataError, suggest_nearest
 from ..types import Problem, Task
-from .rows import (
+from .own_world import OwnWorlds
+from .row_columns import (
     ROW_FILES,
-    Columns,
+    RowColumns,
     files_at,
     row_format,
     split_at,
 )
 from .source import Source
-from .task_list import ROW_KEYS, SHOWN, TaskList, from_rows
+from .task_list import QUESTION_SHOWN, ROW_KEYS, TaskList, from_rows
 
 GROUP = "alphazero_llm_trainer.sources"
 
@@ -45,9 +46,11 @@ BUILT_IN = {
     "hotpotqa": "hotpotqa:HotpotQa",
     "numbers": "numbers:Numbers",
     "pancake": "pancake:Pancake",
+    "hidden": "hidden:Hidden",
+    "calc": "calc:Calc",
     "reasoning-gym": "gym:ReasoningGym",
-    "hub": "files:HubRows",
-    "file": "files:FileRows",
+    "hub": "row_files:HubRows",
+    "file": "row_files:FileRows",
 }
 KEYS = (*ROW_KEYS, "path", "levels")  # of `problems`, that some sources read
 
@@ -56,7 +59,7 @@ class UnknownSourceError(ConfigError):
     """An address is of no form that is known."""
 
 
-_held = dict[str, Source]()  # sources that Python code made, by name
+_held_sources = dict[str, Source]()  # sources that Python code made, by name
 _newest = dict[str, Source]()  # of each name: what a problem's `source` refers to
 
 
@@ -72,12 +75,12 @@ def open_source(config: Config) -> Source:
 
 def open_one_of(config: Config, address: str) -> Source:
     """One of several sources: what it doesn't read of the configuration is for the others."""
-    return open_problems(config.problems.changed(source=address))
+    return open_problems(config.problems.with_values(source=address))
 
 
 def open_problems(problems: ProblemsConfig) -> Source:
     """The source of a section `problems`, whatever it reads of it."""
-    return register(_opened(problems, changed(problems.source)))
+    return register_source(_open_cached(problems, changed_at(problems.source)))
 
 
 def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
@@ -92,7 +95,7 @@ def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
             )
 
 
-def changed(address: str) -> int:
+def changed_at(address: str) -> int:
     """When the newest file that an address names was written, in nanoseconds; 0 where it names
     none.
     """
@@ -102,15 +105,15 @@ def changed(address: str) -> int:
 
 
 @lru_cache(maxsize=16)
-def _opened(problems: ProblemsConfig, written: int) -> Source:
+def _open_cached(problems: ProblemsConfig, written: int) -> Source:
     """A run asks for its source in many places; its rows are read, and the user's code is run,
     once.
     """
     address = problems.source
-    if address in _held:
-        return _held[address]
+    if address in _held_sources:
+        return _held_sources[address]
     name, _, rest = address.partition(":")
-    known = names()
+    known = source_names()
     if name in known:
         kind = load_class(known[name])
         if rest and not kind.opens:
@@ -126,10 +129,12 @@ def _opened(problems: ProblemsConfig, written: int) -> Source:
         "hub:OWNER/NAME, or file.py:NAME (a list of tasks, a function that returns one, or a "
         "Source)"
     )
-    raise UnknownSourceError(f"problems.source is {address!r}: {nearest(address, usual, fix)}")
+    raise UnknownSourceError(
+        f"problems.source is {address!r}: {suggest_nearest(address, usual, fix)}"
+    )
 
 
-def names() -> dict[str, metadata.EntryPoint]:
+def source_names() -> dict[str, metadata.EntryPoint]:
     """Every known name and its class: the built-in ones, and those that packages declare."""
     here = __name__.rpartition(".")[0]
     known = [
@@ -153,6 +158,8 @@ def from_object(value: Any, problems: ProblemsConfig) -> Source:
     tasks."""
     if isinstance(value, type) and issubclass(value, Source):
         value = value()
+    if isinstance(value, type) and hasattr(value, "reset"):
+        return OwnWorlds(value, problems)
     if isinstance(value, Source):
         value.name = value.name or problems.source
         return value
@@ -185,10 +192,10 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
     rows = []
     for number, row in enumerate(tasks):
         if isinstance(row, tuple | list):
-            row = dict(zip(Columns._fields, row, strict=False))  # noqa: PLW2901
+            row = dict(zip(RowColumns._fields, row, strict=False))  # noqa: PLW2901
         if not isinstance(row, Mapping):
             raise DataError(
-                f"source {address} has {repr(row)[:SHOWN]} as task {number}: give (question, "
+                f"source {address} has {repr(row)[:QUESTION_SHOWN]} as task {number}: give (question, "
                 "answer)"
             )
         placed = (row, f"source {address}, task {number}")
@@ -196,29 +203,40 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
     return from_rows(rows, problems)
 
 
-def register(source: Source) -> Source:
+def register_source(source: Source) -> Source:
     """Make `source` the one that its problems refer to by name."""
     _newest[source.name] = source
     return source
 
 
-def hold(source: Source) -> str:
+def hold_source(source: Source) -> str:
     """Keep a source that exists in Python alone; returns the name that `problems.source` opens it
     by in this process.
 
     Raises ConfigError where its name is another source's address.
     """
-    if not source.name or source.name in names():
+    if not source.name or source.name in source_names():
         raise ConfigError(
             f"a source of your own has the name {source.name!r}: "
             "give it one that no other source has"
         )
-    _held[source.name] = register(source)
-    _opened.cache_clear()
+    _held_sources[source.name] = register_source(source)
+    _open_cached.cache_clear()
     return source.name
 
 
-def gradable(task: Task) -> bool:
+def refuse_worlds(config: Config, command: str) -> Source:
+    """The configured source. Raises ConfigError where it has worlds, which `command` doesn't play."""
+    source = open_source(config)
+    if source.worlds:
+        raise ConfigError(
+            f"problems.source is {source.name}, whose problems are turns with tools, and {command} "
+            "plays none: search, eval, sft and train do"
+        )
+    return source
+
+
+def is_gradable(task: Task) -> bool:
     """Whether responses to a task can be graded: it has a gold answer, or its source needs none."""
     return bool(task.gold.strip()) or source_of(task.problem).gold_free
 
@@ -229,7 +247,7 @@ def source_of(problem: Problem) -> Source:
     """
     if problem.source not in _newest:
         try:
-            source = _opened(read_problems(source=problem.source), 0)
+            source = _open_cached(read_problems(source=problem.source), 0)
         except UnknownSourceError:  # a question of the user's own
             source = TaskList([], problem.source, "any", "")
         _newest[problem.source] = source

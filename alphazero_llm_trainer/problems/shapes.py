@@ -11,7 +11,7 @@ from ..config.shipped import read_yaml
 
 KINDS = {"any": object, "maybe": object, "list": list, "text": str}
 # What is made of a shape's values, in their order.
-RULES: dict[str, Callable[..., Any]] = {
+SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "it": lambda value: value,
     "one and more": lambda one, more: [one, *as_list(more)],
     "pairs": lambda titles, texts: [list(pair) for pair in zip(titles, texts, strict=False)],
@@ -21,7 +21,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 @cache
-def usual(part: str) -> Any:
+def usual_columns(part: str) -> Any:
     """What columns.yaml lists: the usual names of the columns that have a part of a task."""
     return read_yaml(Path(__file__).with_name("columns.yaml"))[part]
 
@@ -30,10 +30,10 @@ def read_shape(part: str, value: Any, otherwise: Any = None) -> Any:
     """What an object or a list holds as a part of a task, read by the first of the part's shapes
     that fits; `otherwise` where none does.
     """
-    for shape in usual("shapes")[part]:
+    for shape in usual_columns("shapes")[part]:
         held = values_of(shape["has"], value)
         if held is not None:
-            return RULES[shape["as"]](*held)
+            return SHAPE_RULES[shape["as"]](*held)
     return otherwise
 
 

@@ -15,21 +15,22 @@ from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..grading.graders import GRADERS, Grade, Grader
 from ..live import in_thread
-from ..types import Problem, StepCheck, Task
-from .calculator import equations, is_calculation
+from ..types import Problem, Said, StepCheck, Task
+from .calculator import check_equations, is_calculation
+from .worlds import Tooling, World
 
 SPLITS = ("train", "validation", "arena", "test")
-SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
+SPLIT_SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
 DEFAULT_LEVELS = (1, 2)  # of generated problems
 ANSWER_MARKS = ("####", "\\boxed")  # how a line begins that states the answer
 
 
 def split_of(text: str, own: Sequence[str] = ()) -> str:
-    """The split that a stable hash of a question names, in the shares of `SHARES`: the same on
-    every machine. "train" in place of a split in `own`, which the data has of its own.
+    """The split that a stable hash of a question names, in the shares of `SPLIT_SHARES`: the same
+    on every machine. "train" in place of a split in `own`, which the data has of its own.
     """
     place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100
-    for split, share in SHARES.items():
+    for split, share in SPLIT_SHARES.items():
         if place < share:
             return "train" if split in own else split
         place -= share
@@ -54,6 +55,7 @@ class Source(ABC):
             wrong.
         deterministic: a step leads to one state, so that a state is worth its best step
             (`search.backup: max` is tried).
+        worlds: its problems are episodes of turns, see `world`.
         scratch: the recipe of `config/` that `sft` trains a student from scratch by.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the
             context and the memory plan.
@@ -69,6 +71,7 @@ class Source(ABC):
     plays: bool = False
     strict_steps: bool = False
     deterministic: bool = False
+    worlds: bool = False
     scratch: str = "sft_scratch.yaml"
     prompt_tokens: int = 320
     system_prompt: str | None = None
@@ -161,7 +164,7 @@ class Source(ABC):
         calculation nor states the answer is wrong.
         """
         last = steps[-1]
-        verdicts = equations(last)
+        verdicts = check_equations(last)
         if self.strict_steps:
             states = last.lstrip().startswith(ANSWER_MARKS)
             if states and "=" not in last and self.final_answer(last, strict=True) is not None:
@@ -176,6 +179,22 @@ class Source(ABC):
         other steps and no more of them, is not searched twice. None: no two states are alike.
         """
         return None
+
+    def world(self, task: Task, tooling: Tooling) -> World:
+        """A new episode of a task, where the source has `worlds`."""
+        raise NotImplementedError
+
+    def turns(self, task: Task) -> list[Said]:
+        """The student's turns of a demonstration, where the source has `worlds`; [] without one."""
+        return []
+
+    def task_of(self, problem: Problem) -> Task:
+        """The task of a problem for its world, which may have no gold answer."""
+        return Task(problem, "")
+
+    def outcome(self, turn: str, seen: str) -> str:
+        """What of an episode's last turn, and of what the world answered, states its answer."""
+        return turn
 
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of
@@ -203,7 +222,7 @@ class GeneratedSource(Source):
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`."""
+        """The source of an address."""
         return cls(problems.levels or cls.default_levels)
 
     @abstractmethod
@@ -211,7 +230,9 @@ class GeneratedSource(Source):
         """The task number `index` (from 0) of a split and level: the same on every call."""
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`."""
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the
+        split ends before that.
+        """
         return [
             self.build(split, index, self.levels[index % len(self.levels)])
             for index in range(start, start + count)

@@ -29,7 +29,10 @@ class Calculator:
         self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
     ) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
-        said = [check_last(source, problem, texts[: at + 1]) for at in range(len(steps))]
+        said = [
+            check_turn(step) or check_last(source, problem, texts[: at + 1])
+            for at, step in enumerate(steps)
+        ]
         by_check = {
             check: frozenset(at for at, of_step in enumerate(said) if of_step is check)
             for check in StepCheck
@@ -46,6 +49,13 @@ class Calculator:
             state=None if wrong else source.state(problem, texts),
             unread=unread,
         )
+
+
+def check_turn(step: Step) -> StepCheck | None:
+    """What a turn's calls say of it: wrong where one gave an error. None where it called nothing."""
+    if step.seen is None or not (step.seen.calls or step.seen.errors):
+        return None
+    return StepCheck.WRONG if step.seen.errors else StepCheck.RIGHT
 
 
 def check_last(source: Source, problem: Problem, texts: Sequence[str]) -> StepCheck:

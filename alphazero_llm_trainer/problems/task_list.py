@@ -13,20 +13,20 @@ from ..grading import answers
 from ..grading.graders import guess_grader, is_no_answer
 from ..types import Task
 from .prompts import SYSTEM_PROMPTS
-from .rows import (
+from .row_columns import (
     Row,
     as_task,
     check_text,
     columns_of,
     ids_in_several_places,
+    name_unread,
     questions_in,
-    settled,
-    unread,
+    settle_columns,
 )
-from .source import SHARES, SPLITS, Source, split_of
+from .source import SPLIT_SHARES, SPLITS, Source, split_of
 
 log = logging.getLogger(__name__)
-SHOWN = 60  # letters of a question in a message
+QUESTION_SHOWN = 60  # letters of a question in a message
 ROW_KEYS = ("question_column", "answer_column", "solution_column", "grade")
 
 
@@ -55,7 +55,7 @@ class TaskList(Source):
         system_prompt: str | None = None,
         read: str = "",
     ) -> None:
-        by_split = once(tasks if isinstance(tasks, Mapping) else {"": tasks}, name)
+        by_split = drop_repeats(tasks if isinstance(tasks, Mapping) else {"": tasks}, name)
         divided = by_split.pop("") + by_split.pop("train")
         own = [split for split in by_split if by_split[split]]
         self.tasks = {split: by_split.get(split, []) for split in SPLITS}
@@ -80,17 +80,19 @@ class TaskList(Source):
             log.warning("%s: %s; %sgraded as %s, since %s", name, sizes, read, grader, why)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`."""
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the
+        split ends before that.
+        """
         return self.tasks[split][start : start + count]
 
 
-def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Task]]:
+def drop_repeats(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Task]]:
     """Tasks by split, with this source's name, each question once: in the split that is furthest
     from training. One line says how many were left out.
 
     Raises DataError where a question has two gold answers, ConfigError for an unknown split.
     """
-    kept: dict[str, list[Task]] = {split: [] for split in (*SHARES, "")}
+    kept: dict[str, list[Task]] = {split: [] for split in (*SPLIT_SHARES, "")}
     unknown = by_split.keys() - kept.keys()
     if unknown:
         raise ConfigError(
@@ -102,11 +104,11 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
             question = task.problem.question
             if question not in gold:
                 gold[question] = task.gold
-                tasks.append(renamed(task, name))
+                tasks.append(rename_task(task, name))
             elif gold[question] != task.gold and not answers.equal(gold[question], task.gold):
                 raise DataError(
-                    f"{name} asks {question[:SHOWN]!r} twice, with the answer "
-                    f"{gold[question][:SHOWN]!r} and with {task.gold[:SHOWN]!r}: keep the right one"
+                    f"{name} asks {question[:QUESTION_SHOWN]!r} twice, with the answer "
+                    f"{gold[question][:QUESTION_SHOWN]!r} and with {task.gold[:QUESTION_SHOWN]!r}: keep the right one"
                 )
     left_out = sum(map(len, by_split.values())) - len(gold)
     if left_out:
@@ -114,7 +116,7 @@ def once(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Ta
     return kept
 
 
-def renamed(task: Task, name: str) -> Task:
+def rename_task(task: Task, name: str) -> Task:
     """The task with this source's name in its problem."""
     return replace(task, problem=replace(task.problem, source=name))
 
@@ -125,7 +127,7 @@ def check_golds(golds: Sequence[str], grader: str, name: str) -> None:
     for gold in golds:
         if read is not None and gold.strip() and read(gold) is None:
             raise DataError(
-                f"problems.grade is {grader!r} and {name} has the gold answer {gold[:SHOWN]!r},"
+                f"problems.grade is {grader!r} and {name} has the gold answer {gold[:QUESTION_SHOWN]!r},"
                 " which that rule can't read: mend it, or leave problems.grade out"
             )
 
@@ -138,7 +140,7 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
     seen: set[str] = set()
     for task in tasks:
         where = f"source {name}, task {task.problem.id!r}"
-        question = check_text(task.problem.question, where)[:SHOWN]
+        question = check_text(task.problem.question, where)[:QUESTION_SHOWN]
         if task.problem.id in seen:
             raise DataError(
                 f"{where}, which asks {question!r}, has the id of another: give each its own, or "
@@ -167,12 +169,12 @@ def from_rows(rows: Iterable[tuple[str, Row]], problems: ProblemsConfig) -> Task
                 shown[column] = value
     columns = columns_of((shown, where), problems)
     rows = [(split, part) for split, row in rows for part in questions_in(row, columns)]
-    columns = settled(columns, [row for _, row in rows], problems.grade)
+    columns = settle_columns(columns, [row for _, row in rows], problems.grade)
     repeated = ids_in_several_places([row for _, row in rows])
     for split, placed in rows:
         task = as_task(placed, columns, problems.source, repeated)
         tasks.setdefault(split, []).append(task)
-    read = f"{columns}{unread(shown, columns)}; "
+    read = f"{columns}{name_unread(shown, columns)}; "
     source = TaskList(tasks, problems.source, problems.grade, problems.system_prompt, read)
     source.reads = ROW_KEYS
     return source

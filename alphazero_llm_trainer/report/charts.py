@@ -36,7 +36,7 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 Points = Sequence[tuple[float, Interval]]
 
 
-def chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup:
+def draw_chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup:
     """A `<figure>` with what `draw` puts on the axes."""
     try:
         import matplotlib as mpl
@@ -57,12 +57,12 @@ def chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup:
     return named.format(title, Markup(elements))  # noqa: S704
 
 
-def exact(value: float) -> Interval:
+def exact_interval(value: float) -> Interval:
     """A number that is no estimate."""
     return Interval(value, value, value)
 
 
-def errors(intervals: Sequence[Interval]) -> list[list[float]]:
+def error_bars(intervals: Sequence[Interval]) -> list[list[float]]:
     """How far the ends are below and above: `[2, n]`, as matplotlib takes them."""
     return [[y.value - y.low for y in intervals], [y.high - y.value for y in intervals]]
 
@@ -85,7 +85,7 @@ def line_chart(
             axes.errorbar(
                 xs,
                 values,
-                errors(ys),
+                error_bars(ys),
                 color=colour,
                 marker="o",
                 markersize=4,
@@ -95,11 +95,11 @@ def line_chart(
             axes.update_datalim([(xs[0], value) for value in include])
         axes.autoscale_view()
         axes.set_xlabel(x_label)
-        axes.xaxis.set_major_formatter(lambda x, _: number(x))
+        axes.xaxis.set_major_formatter(lambda x, _: show_number(x))
         if len(shown) > 1:
             axes.legend(frameon=False)
 
-    return chart(title, HEIGHT, draw) if shown else Markup()
+    return draw_chart(title, HEIGHT, draw) if shown else Markup()
 
 
 def row_chart(
@@ -122,7 +122,7 @@ def row_chart(
             axes.text(1, at - 0.25, f"{value}", transform=across, ha="right")
             colour = GREY if name == grey else BLUE
             axes.errorbar(
-                value.value, at, xerr=errors([value]), color=colour, marker="o", elinewidth=3
+                value.value, at, xerr=error_bars([value]), color=colour, marker="o", elinewidth=3
             )
         if reference is not None:
             axes.axvline(reference, color=GREY)
@@ -130,9 +130,9 @@ def row_chart(
         axes.yaxis.set_visible(False)
         axes.set_xlabel(label, loc="right")
 
-    return chart(title, 0.9 + ROW * len(rows), draw)
+    return draw_chart(title, 0.9 + ROW * len(rows), draw)
 
 
-def number(value: float) -> str:
+def show_number(value: float) -> str:
     """A number as people write it."""
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

@@ -12,13 +12,13 @@ from typing import Any
 
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
-from ..files import flat, near_folder, read_lines
-from .charts import Points, line_chart, number
-from .folder import METRICS, RUN
-from .page import render, write_page
-from .tables import columns, table_of
-from .training import GAINS, UNIT, WHEN, X, measures, validation
-from .trees import load
+from ..files import flatten_keys, near_folder, read_lines
+from .charts import Points, line_chart, show_number
+from .folder_page import METRICS, RUN
+from .html import render_template, write_page
+from .text_table import align_columns, table_of
+from .training import GAINS, UNIT, WHEN, X, run_measures, validation_points
+from .trees import load_json
 
 # Of a run's configuration, what decides none of its figures.
 ASIDE = ("checkpoint_dir", "log_interval", "keep_checkpoints", "track", "push_to_hub")
@@ -37,14 +37,14 @@ class FinishedRun:
     @classmethod
     def read(cls, folder: Path, finished: bool) -> FinishedRun:
         """The run of a folder. Raises DataError where it is none, or isn't `finished`."""
-        card = load(folder / RUN) or {}
+        card = load_json(folder / RUN) or {}
         if not {"method", "config"} <= card.keys():
             fix = near_folder(folder, "name one that `train` wrote")
             raise DataError(f"{folder} is no run's folder: {fix}")
         after = card.get("after") or {}
-        if finished and not after.get(measures(card)[0]):
+        if finished and not after.get(run_measures(card)[0]):
             raise DataError(
-                f"run {folder} has no held-out {measures(card)[0]}: finish it, with an --eval-size"
+                f"run {folder} has no held-out {run_measures(card)[0]}: finish it, with an --eval-size"
             )
         if finished and not {"groups", "rows"} <= after.keys():
             raise DataError(f"an older version wrote {folder}: train it again")
@@ -53,14 +53,14 @@ class FinishedRun:
     @property
     def settings(self) -> dict[str, Any]:
         config = {key: value for key, value in self.card["config"].items() if key != "models"}
-        return {key: value for key, value in flat(config) if key not in ELSEWHERE}
+        return {key: value for key, value in flatten_keys(config) if key not in ELSEWHERE}
 
     @property
     def results(self) -> list[Any]:
         """What became of each held-out problem: right or wrong, or the user's own reward (None
         where it failed).
         """
-        key = "rewards" if measures(self.card)[0] == "reward" else "correct"
+        key = "rewards" if run_measures(self.card)[0] == "reward" else "correct"
         return self.card["after"][key]
 
     @property
@@ -69,7 +69,7 @@ class FinishedRun:
 
     def row(self, setting: str) -> dict[str, str]:
         """The run's row in a table."""
-        kind = measures(self.card)[0]
+        kind = run_measures(self.card)[0]
         row = {"setting": setting, "run": str(self.folder), "seed": str(self.card["seed"])}
         for when in WHEN:
             result = (self.card.get(when) or {}).get(kind)
@@ -79,7 +79,7 @@ class FinishedRun:
         if gain is not None:
             row["gain [95%]"] = f"{Interval(**gain):+}"
         if "search_cost" in self.card:
-            row["tokens"] = number(self.tokens)
+            row["tokens"] = show_number(self.tokens)
         return row
 
 
@@ -116,12 +116,12 @@ class Comparison:
         return {"gain": asdict(self.gain), "settings": settings}
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The comparison in words."""
         card, seeds = self.settings[0][0].card, [len(runs) for runs in self.settings]
         clear = {"good": "clearly better", "bad": "clearly worse", "": "no clear difference"}
         lines = [
-            f"B over A: {self.gain:+} in {measures(card)[0]} on the same "
+            f"B over A: {self.gain:+} in {run_measures(card)[0]} on the same "
             f"{card['after']['problems']:,} held-out problems: {clear[self.gain.kind]}",
             f"A: {self.names[0]}",
             f"B: {self.names[1]}",
@@ -132,7 +132,7 @@ class Comparison:
             lines.append(f"{seeds[0]} and {seeds[1]} seeds: so few make the interval too narrow.")
         less, more = sorted(self.tokens)
         if more - less > LEVEL * less:
-            costs = " and ".join(map(number, self.tokens))
+            costs = " and ".join(map(show_number, self.tokens))
             lines.append(f"They are not at equal cost: {costs} tokens.")
         return "\n".join(lines)
 
@@ -142,7 +142,7 @@ class Comparison:
         return [run.row("A") for run in first] + [run.row("B") for run in second]
 
     def __repr__(self) -> str:
-        return f"{self.said}\n{columns(table_of(self.rows), left=3)}"
+        return f"{self.sentence}\n{align_columns(table_of(self.rows), left=3)}"
 
     def write(self, out: Path) -> Path:
         """Write `report.html` into `out`."""
@@ -156,7 +156,7 @@ def mean_curve(runs: Sequence[FinishedRun]) -> list[tuple[float, Interval]]:
     with the lowest and the highest run.
     """
     points = []
-    for measured in zip(*(validation(run.card, run.metrics) for run in runs), strict=False):
+    for measured in zip(*(validation_points(run.card, run.metrics) for run in runs), strict=False):
         values = [interval.value for _, interval in measured]
         mean = Interval(fmean(values), min(values), max(values))
         points.append((fmean(x for x, _ in measured), mean))
@@ -175,7 +175,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     runs = [*sides[0], *sides[1]]
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise DataError("a run is named twice: it would count as two seeds; name it once")
-    problems = [(run.card["after"]["rows"], measures(run.card)[0]) for run in runs]
+    problems = [(run.card["after"]["rows"], run_measures(run.card)[0]) for run in runs]
     for run, other in zip(runs, problems, strict=True):
         if other != problems[0]:
             raise DataError(
@@ -185,13 +185,15 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     for side in sides:
         if len({run.card["seed"] for run in side}) < len(side):
             raise DataError(f"two runs beside {side[0].folder} have one seed: give each its own")
-        keys = differing(side)
+        keys = differing_keys(side)
         if keys:
             raise DataError(
                 f"{keys[0]} differs between {side[0].folder} and other runs of its side: "
                 "put runs of one setting on a side of --"
             )
-    keys = sorted(differing([side[0] for side in sides]), key=lambda key: key != "train.method")
+    keys = sorted(
+        differing_keys([side[0] for side in sides]), key=lambda key: key != "train.method"
+    )
     names = [", ".join(f"{key}={side[0].settings.get(key)}" for key in keys[:4]) for side in sides]
     # A problem whose reward failed in one run is left out of all.
     columns_of = zip(runs[0].card["after"]["groups"], *(run.results for run in runs), strict=True)
@@ -204,7 +206,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     return Comparison((sides[0], sides[1]), (names[0], names[1]), gain)
 
 
-def differing(runs: Sequence[FinishedRun]) -> list[str]:
+def differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     """The keys that don't have one value in all the runs."""
     settings = [run.settings for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
@@ -214,8 +216,8 @@ def differing(runs: Sequence[FinishedRun]) -> list[str]:
 def write_runs(folders: Sequence[Path], out: Path) -> Path:
     """Write `report.html` into `out`: a table of several runs, and their curves in one chart."""
     runs = [FinishedRun.read(folder, finished=False) for folder in folders]
-    curves = {str(run.folder): validation(run.card, run.metrics) for run in runs}
-    names = differing(runs)
+    curves = {str(run.folder): validation_points(run.card, run.metrics) for run in runs}
+    names = differing_keys(runs)
     rows = [
         run.row(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3])) for run in runs
     ]
@@ -231,7 +233,7 @@ def write_curves(
     comparison: Comparison | None = None,
 ) -> Path:
     """The page of validation curves and a table, below what a comparison says."""
-    part = render(
+    part = render_template(
         "runs.html",
         comparison=comparison,
         chart=line_chart("Validation", curves, X, UNIT),

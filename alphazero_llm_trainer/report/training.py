@@ -14,22 +14,22 @@ from markupsafe import Markup
 
 from ..eval.metrics import Interval, wilson
 from ..tree.extract import shortfall
-from .charts import exact, line_chart, number
-from .page import render
-from .tables import columns, table_of
+from .charts import exact_interval, line_chart, show_number
+from .html import render_template
+from .text_table import align_columns, table_of
 
 X = "sampled tokens"
 WHEN = ("before", "after")
 GAINS = {"accuracy": "gain", "reward": "reward_gain"}  # the keys of a measure's gain
 
 RunCard = Mapping[str, Any]
-Line = Mapping[str, Any]
-Points = list[tuple[float, Interval]]
+MetricsLine = Mapping[str, Any]
+RunPoints = list[tuple[float, Interval]]
 
 # -- in words --------------------------------------------------------------------------------------
 
 
-def nothing_learnt(card: RunCard, metrics: Iterable[Line]) -> str | None:
+def nothing_learnt(card: RunCard, metrics: Iterable[MetricsLine]) -> str | None:
     """What to change where no response was one that the method learns from (a right one, or one
     that is better or worse than another); None where any was.
     """
@@ -40,7 +40,7 @@ def nothing_learnt(card: RunCard, metrics: Iterable[Line]) -> str | None:
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
     outcomes = f" ({wrong:,} questions all wrong, {right:,} all right)"
-    if owned(card):  # equal rewards may be good ones
+    if has_own_reward(card):  # equal rewards may be good ones
         fix, outcomes = "try other problems", ""
     return (
         f"Nothing was learnt from search: no response to {groups:,} questions was one to learn "
@@ -48,7 +48,7 @@ def nothing_learnt(card: RunCard, metrics: Iterable[Line]) -> str | None:
     )
 
 
-def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
+def run_verdict(card: RunCard, metrics: Iterable[MetricsLine]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
@@ -57,7 +57,7 @@ def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
         return nothing, "bad"
     gains = [
         (name, Interval(**card[GAINS[name]]))
-        for name in measures(card)
+        for name in run_measures(card)
         if card.get(GAINS[name]) is not None
     ]
     if not gains:
@@ -66,26 +66,26 @@ def verdict(card: RunCard, metrics: Iterable[Line]) -> tuple[str, str]:
         kept = "the student that training began with is kept"
         return f"No checkpoint did better on validation: {kept}", ""
     (name, gain), *beside = gains
-    what = f" in {name}" if owned(card) or name == "reward" else ""
+    what = f" in {name}" if has_own_reward(card) or name == "reward" else ""
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     problems = f"on the same {card['after']['problems']:,} held-out problems"
     text = f"Training {said}: {gain:+}{what} {problems}"
-    if owned(card):  # without a reward of the user's own its correctness says it all
+    if has_own_reward(card):  # without a reward of the user's own its correctness says it all
         text += "".join(f", {other:+} in {name}" for name, other in beside)
     return text, gain.kind
 
 
-def measures(card: RunCard) -> list[str]:
-    """What a run is measured in, what it was for first."""
-    return ["reward", "accuracy"] if owned(card) else ["accuracy", "reward"]
+def run_measures(card: RunCard) -> list[str]:
+    """The keys of a run's two measures, the one that it was trained for first."""
+    return ["reward", "accuracy"] if has_own_reward(card) else ["accuracy", "reward"]
 
 
-def owned(card: RunCard) -> bool:
+def has_own_reward(card: RunCard) -> bool:
     """Whether the run has a reward of the user's own."""
     return card["config"].get("rewards", {}).get("custom") is not None
 
 
-def facts(card: RunCard) -> list[tuple[str, str]]:
+def run_facts(card: RunCard) -> list[tuple[str, str]]:
     """Before, after and the gain, what it took and what was kept; of a run that isn't finished what
     there is.
     """
@@ -93,7 +93,7 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
     for kind, key in GAINS.items():
         name = "" if kind == "accuracy" else f"{kind} "
         # Where every grade was all or nothing, the mean grade is the accuracy.
-        if card.get(key) is None or (name and not any(rewarded(card[when]) for when in WHEN)):
+        if card.get(key) is None or (name and not any(shows_reward(card[when]) for when in WHEN)):
             continue
         for when in WHEN:
             part = card[when]
@@ -121,14 +121,14 @@ def facts(card: RunCard) -> list[tuple[str, str]]:
     return lines
 
 
-def result_text(card: RunCard, metrics: Sequence[Line]) -> str:
+def training_text(card: RunCard, metrics: Sequence[MetricsLine]) -> str:
     """What the terminal shows at a run's end."""
     short = shortfall(card.get("ends", {}), card["config"]["search"])
     end = "" if short is None else f"\n{short}"
-    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
+    return f"{run_verdict(card, metrics)[0]}\n{align_columns(run_facts(card), left=2)}{end}"
 
 
-def rewarded(part: RunCard) -> bool:
+def shows_reward(part: RunCard) -> bool:
     """Whether a measurement's mean reward says something that its accuracy doesn't."""
     return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
 
@@ -163,76 +163,76 @@ CURVES: tuple[tuple[str, Sequence[float], dict[str, str]], ...] = (
         {"loss": "loss", "policy": "policy_loss", "value": "value_loss", "critic": "critic_loss"},
     ),
 )
-SHARES = ("all_right", "mixed", "all_wrong", "solved")  # counts of a round's questions
+QUESTION_SHARES = ("all_right", "mixed", "all_wrong", "solved")  # counts of a round's questions
 
 
-def training_page(card: RunCard, metrics: Sequence[Line]) -> Markup:
+def training_page(card: RunCard, metrics: Sequence[MetricsLine]) -> Markup:
     """A run's page; one that isn't finished has the parts that there is material for."""
     rounds = rounds_of(metrics)
     big = "finished" if card.get("seconds") else "training"
-    for name in reversed(measures(card)):
+    for name in reversed(run_measures(card)):
         if card.get(GAINS[name]) is not None:
             big = " → ".join(f"{card[when][name]['value']:.3f}" for when in WHEN)
     left_out = ("models", "teacher_tiers")
     shown = {key: value for key, value in card["config"].items() if key not in left_out}
-    return render(
+    return render_template(
         "training.html",
         card=card,
         rounds=len(rounds),
         big=big,
-        verdict=verdict(card, metrics),
-        facts=facts(card),
-        curves=curves(card, metrics),
-        costs=table_of(costs(card, rounds)),
+        verdict=run_verdict(card, metrics),
+        facts=run_facts(card),
+        curves=draw_curves(card, metrics),
+        costs=table_of(cost_rows(card, rounds)),
         configuration=yaml.safe_dump(shown, sort_keys=False),
     )
 
 
-def rounds_of(metrics: Iterable[Line]) -> list[Line]:
+def rounds_of(metrics: Iterable[MetricsLine]) -> list[MetricsLine]:
     return [line for line in metrics if "mean_reward" in line]
 
 
-def over(metrics: Sequence[Line], name: str) -> Points:
+def over_tokens(metrics: Sequence[MetricsLine], name: str) -> RunPoints:
     """A figure over the tokens that training had sampled at the end of its round: what runs are
     compared at. Counts of questions are shares of the round's.
     """
-    rounds, points = rounds_of(metrics), Points()
+    rounds, points = rounds_of(metrics), RunPoints()
     tokens = accumulate(line["cost"]["sampled_tokens"] for line in rounds)
     after = dict(zip((line["round"] for line in rounds), tokens, strict=True))
     for line in metrics:
         if line.get(name) is not None and line.get("round") in after:
-            whole = line["questions"] if name in SHARES else 1
-            points.append((after[line["round"]], exact(line[name] / whole)))
+            whole = line["questions"] if name in QUESTION_SHARES else 1
+            points.append((after[line["round"]], exact_interval(line[name] / whole)))
     return points
 
 
-def validation(card: RunCard, metrics: Sequence[Line]) -> Points:
+def validation_points(card: RunCard, metrics: Sequence[MetricsLine]) -> RunPoints:
     """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a
     reward of the user's own.
     """
     problems, before = card["validation_problems"], card.get("validation_before")
-    points: Points = [] if before is None else [(0, exact(before))]
-    points += over(metrics, "validation_accuracy")
+    points: RunPoints = [] if before is None else [(0, exact_interval(before))]
+    points += over_tokens(metrics, "validation_accuracy")
     if not problems:
         return []
-    if owned(card):
+    if has_own_reward(card):
         return points
     return [(x, wilson(round(share.value * problems), problems)) for x, share in points]
 
 
-def curves(card: RunCard, metrics: Sequence[Line]) -> list[Markup]:
+def draw_curves(card: RunCard, metrics: Sequence[MetricsLine]) -> list[Markup]:
     """What was learnt, and what the updates and the searches did, over sampled tokens."""
-    scale = "answers' mean outcome" if owned(card) else "accuracy"
-    points = validation(card, metrics)
+    scale = "answers' mean outcome" if has_own_reward(card) else "accuracy"
+    points = validation_points(card, metrics)
     drawn = [line_chart(f"Greedy {scale}, validation", {scale: points}, X, UNIT)]
     for title, include, names in CURVES:
-        lines = {name: over(metrics, key) for name, key in names.items()}
-        if title != SOLVED or over(metrics, "value_auc"):
+        lines = {name: over_tokens(metrics, key) for name, key in names.items()}
+        if title != SOLVED or over_tokens(metrics, "value_auc"):
             drawn.append(line_chart(title, lines, X, include))
     return drawn
 
 
-def costs(card: RunCard, rounds: Sequence[Line]) -> list[dict[str, str]]:
+def cost_rows(card: RunCard, rounds: Sequence[MetricsLine]) -> list[dict[str, str]]:
     """Tokens and dollars of the search, and of each teacher with its calls and failures."""
     spent = Counter[str]()
     for line in rounds:
@@ -241,13 +241,13 @@ def costs(card: RunCard, rounds: Sequence[Line]) -> list[dict[str, str]]:
     rows = []
     if rounds:
         failures = f"{failed:,} questions" if failed else "none"
-        rows.append({"": "search", "failures": failures, **texts(spent)})
+        rows.append({"": "search", "failures": failures, **cost_texts(spent)})
     for name, teacher in (card.get("teachers") or {}).items():
         failures = ", ".join(f"{n} {kind}" for kind, n in teacher.get("failures", {}).items())
         figures = {**teacher.get("cost", {}), "calls": teacher.get("calls", 0)}
-        rows.append({"": name, "failures": failures or "none", **texts(figures)})
+        rows.append({"": name, "failures": failures or "none", **cost_texts(figures)})
     return rows
 
 
-def texts(cost: Mapping[str, float]) -> dict[str, str]:
-    return {key.replace("_", " "): number(value) for key, value in cost.items()}
+def cost_texts(cost: Mapping[str, float]) -> dict[str, str]:
+    return {key.replace("_", " "): show_number(value) for key, value in cost.items()}

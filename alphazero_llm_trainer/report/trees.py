@@ -15,7 +15,7 @@ from ..mcts.select import constant, under_verifier
 from ..problems.step_checks import Calculator
 from ..tree.arena import Tree
 from ..tree.journal import JOURNAL, read
-from ..viewer.record import choice_of, pieces
+from ..viewer.record import choice_of, token_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ class TreeReader:
 
     def __init__(self, path: Path) -> None:
         home = path.parent
-        card = load(home / "run.json") or load(home / "manifest.json") or {}
+        card = load_json(home / "run.json") or load_json(home / "manifest.json") or {}
         config = card.get("config", {})
         stored, fields = config.get("search", {}), SearchConfig.model_fields
         known = {name: value for name, value in stored.items() if name in fields}
@@ -65,7 +65,7 @@ class TreeReader:
                 f"the configuration in {home} is not this version's: copy the journal elsewhere"
             ) from error
         self.judged = config.get("train", {}).get("groups") == "verified"
-        self.tokenizer = _tokenizer(home, config, card)
+        self.tokenizer = _find_tokenizer(home, config, card)
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class TreeReader:
                 more["search"]["verifier"] = Calculator().name
         if tokenizer is not None:
             decode = partial(tokenizer.decode, skip_special_tokens=False)
-            more["pieces"] = pieces(record, decode, self._pieces)
+            more["pieces"] = token_pieces(record, decode, self._pieces)
             if tree.rollouts:
                 text = partial(tokenizer.decode, skip_special_tokens=True)
         if not choice_of(record).keys() & {"chosen", "response"}:
@@ -97,7 +97,7 @@ class TreeReader:
         return {**more, **record}
 
 
-def load(path: Path) -> dict[str, Any] | None:
+def load_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where there is no such file. Raises DataError for anything else."""
     try:
         return read_object(path) if path.exists() else None
@@ -107,7 +107,9 @@ def load(path: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any]) -> Tokenizer | None:
+def _find_tokenizer(
+    home: Path, config: Mapping[str, Any], card: Mapping[str, Any]
+) -> Tokenizer | None:
     """The student's tokenizer where a file of it is at hand: in the run's folder, in the one that
     it started from, or the embedded student's.
     """

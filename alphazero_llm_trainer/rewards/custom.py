@@ -24,11 +24,11 @@ from ..errors import ConfigError, RewardError
 from ..live import UNCARRIED, in_thread, printing_aside
 from ..types import Problem, Task
 
-KEY = "rewards.custom"
+REWARD_KEY = "rewards.custom"
 JUDGE = "judge"  # of `rewards.judge`
 ROUNDING = 1e-6  # that a reward may be outside of [0, 1]: it is cut off
-SHOWN = 300  # letters of an exception's text in a message
-CONCURRENT = 8  # calls of `CustomReward.scores` under way at once
+ERROR_SHOWN = 300  # letters of an exception's text in a message
+SCORES_AT_ONCE = 8  # calls of `CustomReward.scores` under way at once
 
 Function = Callable[[Problem, str, Task], float | Awaitable[float]]
 
@@ -59,12 +59,12 @@ class CustomReward:
             raise
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
             raised = error.__cause__ if isinstance(error.__cause__, UNCARRIED) else error
-            text = " ".join(str(raised)[: 2 * SHOWN].split())
-            said = text if len(text) <= SHOWN else text[:SHOWN] + "..."
+            text = " ".join(str(raised)[: 2 * ERROR_SHOWN].split())
+            said = text if len(text) <= ERROR_SHOWN else text[:ERROR_SHOWN] + "..."
             shown = f"{type(raised).__name__} ({said})" if said else type(raised).__name__
             what = f"raised {shown}{self.place(raised)}"
             raise RewardError(
-                f"{KEY} is {self.name!r} and {what} for problem {problem.id}: mend it"
+                f"{REWARD_KEY} is {self.name!r} and {what} for problem {problem.id}: mend it"
             ) from error
         try:
             number, shown = float(value), f"{float(value)}"
@@ -73,7 +73,7 @@ class CustomReward:
             number, shown = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not -ROUNDING <= number <= 1.0 + ROUNDING:
             what = f"gave {shown} for problem {problem.id}: return one number from 0 to 1"
-            raise RewardError(f"{KEY} is {self.name!r} and {what}")
+            raise RewardError(f"{REWARD_KEY} is {self.name!r} and {what}")
         return min(1.0, max(0.0, number))
 
     def place(self, error: BaseException) -> str:
@@ -96,7 +96,7 @@ class CustomReward:
         Raises RewardError where every response failed.
         """
         failed: list[RewardError] = []
-        gate = asyncio.Semaphore(CONCURRENT)
+        gate = asyncio.Semaphore(SCORES_AT_ONCE)
 
         async def score(task: Task, response: str | None) -> float | None:
             if response is None:
@@ -140,23 +140,25 @@ def open_reward(
     if address == JUDGE:
         if limits is None:
             raise ConfigError(
-                f"{KEY} is {address!r}, which `train` and `eval` have: name file.py:FN"
+                f"{REWARD_KEY} is {address!r}, which `train` and `eval` have: name file.py:FN"
             )
-        judge = open_judge(rewards.judge, limits, KEY)
+        judge = open_judge(rewards.judge, limits, REWARD_KEY)
         if greet:
             judge.greet()
         return CustomReward(judge.reward, address)
     if address is None:
         return None
     with printing_aside():
-        function = _in_memory[address] if address in _in_memory else own_object(address, KEY)
+        function = _in_memory[address] if address in _in_memory else own_object(address, REWARD_KEY)
     if not callable(function):
-        raise ConfigError(f"{KEY} is {address!r}, a {type(function).__name__}: name a function")
+        raise ConfigError(
+            f"{REWARD_KEY} is {address!r}, a {type(function).__name__}: name a function"
+        )
     try:
         inspect.signature(function).bind(None, "", None)
     except TypeError as error:
         raise ConfigError(
-            f"{KEY} is {address!r}, which takes other arguments ({error}): "
+            f"{REWARD_KEY} is {address!r}, which takes other arguments ({error}): "
             "write it as fn(problem, response, task)"
         ) from None
     except ValueError:

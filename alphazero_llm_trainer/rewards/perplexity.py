@@ -8,11 +8,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from ..engine.protocol import GenerateRequest
 from ..mcts.metered import ReadTokens
-from ..types import Cost, Problem, Step, ids_of, logprobs_of
+from ..types import Cost, Problem, Step, drawn_mask, ids_of, logprobs_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -84,22 +85,23 @@ class Perplexity:
         token_ids = ids_of(steps)
         if not token_ids:
             return 0.0, cost
-        known = self._measured(problem)
-        logprobs: Sequence[float] = logprobs_of(steps)
-        if self.again or len(logprobs) != len(token_ids):
+        known = self._measure_problem(problem)
+        logprobs, drawn = logprobs_of(steps), drawn_mask(steps)
+        if self.again or len(logprobs) != sum(drawn):
             cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
-            [logprobs] = await self.frozen.engine.score(
+            [scored] = await self.frozen.engine.score(
                 [(self.frozen.prompt_ids(problem.question), token_ids)]
             )
+            logprobs = tuple(compress(scored, drawn))
         return pre(logprobs, await self._baseline(known, cost)), cost
 
     async def open(self, problem: Problem, most: int | None) -> Cost:
         """Compute the baseline, of at most so many tokens (see `mcts.expansion.Grading`)."""
         cost = Cost()
-        await self._baseline(self._measured(problem, most), cost)
+        await self._baseline(self._measure_problem(problem, most), cost)
         return cost
 
-    def _measured(self, problem: Problem, most: int | None = None) -> _Measured:
+    def _measure_problem(self, problem: Problem, most: int | None = None) -> _Measured:
         known = self._known.get(problem.id)
         if known is None or known.baseline.cancelled():
             limit = self.max_tokens if most is None else min(most, self.max_tokens)

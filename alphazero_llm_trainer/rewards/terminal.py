@@ -10,12 +10,13 @@ from dataclasses import replace
 from ..config.sections import RewardConfig
 from ..errors import RequestError
 from ..grading.graders import Verdict
-from ..problems.registry import gradable, source_of
+from ..problems.registry import is_gradable, source_of
 from ..tree.arena import WHOLE
 from ..types import Direction, Problem, RewardParts, Step, Task, text_of
 from .combined import combined, steps_of
 from .custom import CustomReward
 from .perplexity import Perplexity
+from .turns import TurnPolicy
 
 
 def make_evaluate(
@@ -23,9 +24,11 @@ def make_evaluate(
     perplexity: Perplexity | None,
     tasks: Mapping[str, Task] | None,
     custom: CustomReward | None = None,
+    turns: TurnPolicy | None = None,
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
     """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold
-    answers) are given in training alone, and so is the user's own reward, `custom`.
+    answers) are given in training alone, and so is the user's own reward, `custom`. In worlds,
+    whose episodes are `turns`' own, the world's reward is the correctness.
 
     Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one
     its HRE is 0.
@@ -42,10 +45,12 @@ def make_evaluate(
             answered = states_answer(problem, response, verdict)
         else:
             task = tasks[problem.id]
-            if gradable(task):
+            grade = None if turns is None else turns.grade(problem, response)
+            if grade is None and is_gradable(task):
                 grade = await source_of(problem).grade_async(
                     response, task, strict=verdict not in WHOLE
                 )
+            if grade is not None:
                 if grade.error is not None:
                     raise RequestError(grade.error)
                 correct, answered = grade.score, grade.verdict is not Verdict.UNPARSED

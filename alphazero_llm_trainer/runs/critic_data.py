@@ -24,7 +24,7 @@ from ..tree.extract import graded, step_preferences, value_targets
 from ..tree.journal import journal_of, placed, record_at
 from .preferences import Preference, has_preferences, read_preferences
 
-Ids = tuple[int, ...]
+StateIds = tuple[int, ...]
 
 LEAST_OUTCOMES = 3  # responses behind both steps of a pair, and behind a step that is called wrong
 
@@ -129,11 +129,11 @@ class Example:
     pairs with their margins.
     """
 
-    prompt_ids: Ids
-    states: dict[Ids, State] = field(default_factory=dict)
-    pairs: dict[tuple[Ids, Ids], float] = field(default_factory=dict)
+    prompt_ids: StateIds
+    states: dict[StateIds, State] = field(default_factory=dict)
+    pairs: dict[tuple[StateIds, StateIds], float] = field(default_factory=dict)
 
-    def add(self, token_ids: Ids, state: State) -> None:
+    def add(self, token_ids: StateIds, state: State) -> None:
         """Take in a state; one that is known gets the weighted means."""
         known = self.states.setdefault(token_ids, state)
         if known is not state:
@@ -145,7 +145,7 @@ class Example:
                 setattr(known, name, mean)
             known.weight = total
 
-    def prefer(self, better: Ids, worse: Ids, margin: float) -> None:
+    def prefer(self, better: StateIds, worse: StateIds, margin: float) -> None:
         """Take in a pair of states, the widest margin that it was met with."""
         self.pairs[better, worse] = max(margin, self.pairs.get((better, worse), 0.0))
 
@@ -196,14 +196,14 @@ def with_step_labels(example: Example) -> Example:
 # -- states -> rows --------------------------------------------------------------------------------
 
 
-def state_rows(example: Example) -> tuple[list[TrainRow], dict[Ids, tuple[int, int]]]:
+def state_rows(example: Example) -> tuple[list[TrainRow], dict[StateIds, tuple[int, int]]]:
     """The longest states of a question as rows, whose weights sum to 1: each question counts the
     same. And where each state is: its row, and how many tokens of the response it has.
 
     A row has one token more than its state, for a critic's numbers are of the states before tokens.
     A weight of 0 means that a state is no target, or another row's.
     """
-    longest: list[Ids] = []
+    longest: list[StateIds] = []
     places = {}
     # A state comes right after those that begin with it.
     for ids in sorted(example.states, reverse=True):
@@ -223,7 +223,10 @@ def state_rows(example: Example) -> tuple[list[TrainRow], dict[Ids, tuple[int, i
 
 
 def state_row(
-    example: Example, ids: Ids, targets: tuple[float, ...] = (), weights: tuple[float, ...] = ()
+    example: Example,
+    ids: StateIds,
+    targets: tuple[float, ...] = (),
+    weights: tuple[float, ...] = (),
 ) -> TrainRow:
     """The state after `ids` as a row; see `state_rows`."""
     prompt = example.prompt_ids
@@ -239,7 +242,7 @@ def pair_rows(example: Example, most: int) -> list[list[TrainRow]]:
     return [[state_row(example, ids) for ids in pair] for pair in widest]
 
 
-def columns(examples: Sequence[Example]) -> tuple[States, StatePairs]:
+def stack_examples(examples: Sequence[Example]) -> tuple[States, StatePairs]:
     """The states and pairs of all examples as the figures want them, in the examples' order."""
     states: list[State] = []
     questions: list[int] = []

@@ -24,8 +24,8 @@ from ..config.load import Config
 from ..config.train import CriticConfig, Rates
 from ..engine.device import text_config
 from ..errors import DataError, TrainingError
-from ..eval.critic_figures import CHANCE, auc, blend, pair_accuracy
-from ..learning.critic import CriticNetwork
+from ..eval.critic_figures import CHANCE, auc, fit_blend, pair_accuracy
+from ..learning.critic_network import CriticNetwork
 from ..learning.losses import Figures, Streams, bradley_terry, cross_entropy
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, check_full
@@ -36,20 +36,20 @@ from ..policy.student import Student
 from .critic_data import (
     Example,
     Question,
-    columns,
     example_of,
     pair_rows,
     read_questions,
     split_by_question,
+    stack_examples,
     state_rows,
     with_step_labels,
 )
-from .fit import Course, Line, fit, planned
+from .fit import Course, FiguresLine, fit, plan_updates
 
-PARTS = ("training", "validation", "test")
+DATA_PARTS = ("training", "validation", "test")
 EXTRA_LAYERS = 2  # of a critic that is trained whole
 MOST_PAIRS = 16  # of a question that a PRM learns from
-PATIENCE = 4  # measurements without a better held-out loss before training stops
+LOSS_PATIENCE = 4  # measurements without a better held-out loss before training stops
 RATES = Rates(large=2e-5)
 ROWS = 16  # of a forward that is only measured
 
@@ -77,7 +77,7 @@ class Outcomes(Objective):
         )
 
 
-class Pairs(Outcomes):
+class PairOutcomes(Outcomes):
     """A PRM's: Bradley-Terry on rows that are a better state and a worse one in turn."""
 
     unit = 2
@@ -89,7 +89,7 @@ class Pairs(Outcomes):
     def loss(
         self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
     ) -> tuple[torch.Tensor, Figures]:
-        """See `bradley_terry`."""
+        """`sum(-log sigmoid(r_better - r_worse)) / total` over pairs `[P]` (nats)."""
         ends = torch.tensor([len(row.completion_ids) - 1 for row in rows])[:, None]
         numbers = scores.values.gather(1, ends.to(scores.values.device))[:, 0]
         return bradley_terry(numbers[::2], numbers[1::2], totals[0]), {}
@@ -102,7 +102,7 @@ def mean_cross_entropy(
     return cross_entropy(logits, targets, weights, weights.sum().clamp(min=1e-8))
 
 
-def platt(
+def fit_platt(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> tuple[float, float]:
     """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) over states
@@ -136,7 +136,7 @@ class HeldOut:
 
     def __init__(self, examples: Sequence[Example], critic: CriticNetwork, autocast: bool) -> None:
         self.critic, self.autocast = critic, autocast
-        self.states, self.pairs = columns(examples)
+        self.states, self.pairs = stack_examples(examples)
         self.rows: list[TrainRow] = []
         self.places: list[tuple[int, int]] = []  # of each state: its row, and its place there
         for example in examples:
@@ -159,7 +159,7 @@ class HeldOut:
                 by_row += self.critic(self.rows[start : start + ROWS]).float().cpu()
         return torch.stack([by_row[row][at] for row, at in self.places])
 
-    def line(self, kind: CriticKind) -> Line:
+    def line(self, kind: CriticKind) -> FiguresLine:
         """The held-out loss (a value's cross-entropy, a PRM's pairs') and AUC."""
         logits = self.logits()
         if kind == "value":
@@ -211,7 +211,7 @@ def train_critic(
             "--data has step preferences, and a value learns from outcomes: "
             "name trees, or train a prm"
         )
-    parts = dict(zip(PARTS, split_by_question(questions), strict=True))
+    parts = dict(zip(DATA_PARTS, split_by_question(questions), strict=True))
     counts = {name: len(part) for name, part in parts.items()}
     sizes = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     progress.say(f"{kind} over student {student.title}: {sizes} questions")
@@ -219,14 +219,14 @@ def train_critic(
     student.engine.sleep()  # nothing is searched from here on
     set_seed(config.seed)
     memory = MemoryOptions.of(config, student)
-    examples = {name: examples_of(parts[name], kind, student, settings) for name in PARTS[1:]}
+    examples = {name: examples_of(parts[name], kind, student, settings) for name in DATA_PARTS[1:]}
     critic = new_critic(student, config, kind)
-    validation, test = (HeldOut(examples[name], critic, memory.autocast) for name in PARTS[1:])
+    validation, test = (HeldOut(examples[name], critic, memory.autocast) for name in DATA_PARTS[1:])
     out.mkdir(parents=True, exist_ok=True)
     metrics = out / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
 
-    def measure(course: Course) -> Line:
+    def measure(course: Course) -> FiguresLine:
         step, before = len(course.losses), course.lines[-1]["step"] if course.lines else 0
         loss = fmean(course.losses[int(before) :])
         line = {"step": float(step), "loss": loss, **validation.line(kind)}
@@ -247,24 +247,24 @@ def train_critic(
         objective, groups = Outcomes(critic), value_groups(parts["training"], student, settings)
     else:
         examples["training"] = examples_of(parts["training"], kind, student, settings)
-        objective, groups = Pairs(critic), pair_groups(examples)
+        objective, groups = PairOutcomes(critic), pair_groups(examples)
     parameters = sum(p.numel() for p in critic.parameters())
     rate = config.train.optimizer.rate(RATES, parameters, "lora" if critic.shared else "full")
     course = fit(
         critic,
         objective,
         groups,
-        planned(config, len(groups), rate),
+        plan_updates(config, len(groups), rate),
         config.seed,
         memory,
         measure=measure,
         goal=lambda line: -line["held_out_loss"],
-        patience=PATIENCE,
+        patience=LOSS_PATIENCE,
         progress=progress,
         stop=stop,
     )
     progress.wait("measuring")
-    scale, shift = platt(validation.logits(), validation.targets, validation.weights)
+    scale, shift = fit_platt(validation.logits(), validation.targets, validation.weights)
     with torch.no_grad():
         critic.score.weight.mul_(scale)
         critic.score.bias.mul_(scale).add_(shift)
@@ -323,7 +323,7 @@ def figures_of(kind: CriticKind, validation: HeldOut, test: HeldOut, seed: int) 
     value = validation.logits().double().sigmoid().numpy()
     ranked = auc(value, validation.states, seed)
     earned = ranked.low > CHANCE
-    weight = blend(value, validation.states) if earned and kind == "value" else 1.0
+    weight = fit_blend(value, validation.states) if earned and kind == "value" else 1.0
     value = test.logits().double().sigmoid().numpy()
     figures = {"AUC": auc(value, test.states, seed)} | pair_accuracy(
         value, test.states, test.pairs, seed

@@ -17,18 +17,19 @@ from typing import Any
 
 from ..config.load import load_config
 from ..config.refusals import refuse_conflicts
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..files import read_object
 from ..grading.answers import extract, normalize
 from ..learning.earned import Earned
-from ..learning.methods.grpo import GRPO, credited
+from ..learning.methods.grpo import GRPO, credit_tokens
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets
 from ..tree.journal import journal_of, read
+from ..types import Observation
 from .folder import RunFolder
 
-MANIFEST = "manifest.json"  # of `sample`
+SAMPLE_MANIFEST = "manifest.json"  # of `sample`
 BATCH_ROWS = 2000  # held as Python objects at once
 HARNESS = "alphazero-llm-trainer"
 ROLLOUTS = "rollouts"
@@ -36,7 +37,7 @@ IDS = "a list of int32"
 # Column -> its type; docs/guides/sample-and-export.md says what they are.
 COMMON = {"question_id": "string", "question": "string", "source": "string"}
 COMMON |= {"policy_version": "int64", "prompt_ids": IDS}
-COLUMNS = {
+EXPORT_COLUMNS = {
     "value": {"token_ids": IDS, "target": "float32", "weight": "int64", "node": "int64"},
     "preferences": {
         "prefix_ids": IDS,
@@ -53,10 +54,10 @@ COLUMNS = {
         "author": "string",
     },
 }
-SUFFIXES = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
+SUFFIXES = {**dict.fromkeys(EXPORT_COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}  # of each kind's file
 
 
-def export(
+def export_rows(
     data: Path, kind: str, out: Path, *, every_token: bool = False, any_split: bool = False
 ) -> int:
     """Write what the trees of `data` teach to the file `out`, in one move; returns how many rows,
@@ -78,14 +79,14 @@ def export(
     if out.suffix not in (SUFFIXES[kind], SUFFIXES[ROLLOUTS]):
         endings = " or ".join(dict.fromkeys((SUFFIXES[kind], SUFFIXES[ROLLOUTS])))
         raise ConfigError(f"--out {out} is no file for {kind}: let its name end in {endings}")
-    records = searched(data, any_split, texts=kind == "sft")
+    records = read_searched(data, any_split, texts=kind == "sft")
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         made = (
-            episodes(records, earned_in(data))
+            make_episodes(records, earned_in(data))
             if kind == ROLLOUTS
-            else rows(kind, records, every_token)
+            else tree_rows(kind, records, every_token)
         )
         lines = out.suffix == SUFFIXES[ROLLOUTS]
         count = write_lines(made, partial) if lines else write_table(made, kind, partial)
@@ -95,7 +96,7 @@ def export(
     return count
 
 
-def searched(
+def read_searched(
     data: Path, any_split: bool = False, texts: bool = False
 ) -> Iterator[tuple[dict[str, Any], Tree]]:
     """The journal's records that have a tree, with it; one in memory at a time. `texts`: tokens may
@@ -115,7 +116,7 @@ def searched(
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def rows(
+def tree_rows(
     kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool
 ) -> Iterator[dict[str, Any]]:
     """The rows of all trees, with the columns of `kind`."""
@@ -131,6 +132,11 @@ def rows(
         if kind == "sft":
             for response in trajectories(tree):
                 if response.right:
+                    if response.mask:
+                        raise DataError(
+                            f"the tree {record['key']!r} has turns of a world, and rows of --kind sft"
+                            " don't tell what it answered: name --kind rollouts, which has a mask"
+                        )
                     row = {**common, **right_response(response)}
                     yield row | (
                         {"completion_ids": []} if SERVER_TOKENS.items() <= record.items() else {}
@@ -142,7 +148,7 @@ def rows(
             else step_preferences(tree)
         )
         for target in targets:
-            yield {**common, **{name: getattr(target, name) for name in COLUMNS[kind]}}
+            yield {**common, **{name: getattr(target, name) for name in EXPORT_COLUMNS[kind]}}
 
 
 def right_response(response: Trajectory) -> dict[str, Any]:
@@ -161,7 +167,7 @@ def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    columns, count = COMMON | COLUMNS[kind], 0
+    columns, count = COMMON | EXPORT_COLUMNS[kind], 0
     schema = pa.schema(
         [(name, pa.list_(pa.int32()) if of is IDS else of) for name, of in columns.items()]
     )
@@ -188,7 +194,7 @@ def earned_in(data: Path) -> Earned:
     """What the responses in a folder of `train` or `sample` earned there. Raises ConfigError where
     their credit can't be made of a journal.
     """
-    run, manifest, layers = RunFolder(data), data / MANIFEST, []
+    run, manifest, layers = RunFolder(data), data / SAMPLE_MANIFEST, []
     if manifest.is_file():
         stored = read_object(manifest)["config"]
         layers = [{name: stored[name] for name in ("rewards", "train")}]
@@ -197,7 +203,7 @@ def earned_in(data: Path) -> Earned:
     return Earned(config, GRPO)
 
 
-def episodes(
+def make_episodes(
     records: Iterable[tuple[dict[str, Any], Tree]], earned: Earned
 ) -> Iterator[dict[str, Any]]:
     """An episode for each tree with a response that `train` learns from, with the advantages that
@@ -217,19 +223,19 @@ def episodes(
             for record, tree, responses in trees
             if not earned.zero_variance(responses)
         }
-        made = dict(zip(groups, credited([*groups.values()], earned), strict=True))
+        made = dict(zip(groups, credit_tokens([*groups.values()], earned), strict=True))
         for record, tree, responses in trees:
             if responses:
                 nothing = [[0.0] * len(response.token_ids) for response in responses]
-                yield episode(record, tree, responses, made.get(record["key"], nothing))
+                yield make_episode(record, tree, responses, made.get(record["key"], nothing))
 
 
-def outcome(response: Trajectory) -> float:
+def response_outcome(response: Trajectory) -> float:
     """The response's outcome, and the search's reward where none is known."""
     return response.reward if response.outcome is None else response.outcome
 
 
-def episode(
+def make_episode(
     record: dict[str, Any],
     tree: Tree,
     responses: Sequence[Trajectory],
@@ -249,6 +255,13 @@ def episode(
     ]
     places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
 
+    def add_given(parent: int, seen: Observation, ids: Sequence[int]) -> int:
+        message = {"role": "tool", "tool_call_id": str(parent), "content": seen.text}
+        nodes.append(
+            {"parent": parent, "message": message, "token_ids": ids, "mask": [False] * len(ids)}
+        )
+        return len(nodes) - 1
+
     def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
         message = {"role": "assistant", "content": text}
         stretch = {
@@ -264,16 +277,22 @@ def episode(
     for response, earned in zip(responses, advantages, strict=True):
         at, start, text = 0, 0, response.text
         for node, length in zip(response.nodes, response.lengths, strict=True):
+            seen, drawn = None, length
             if node == OUTSIDE:
                 at = add(at, text, response.token_ids[start:], response.logprobs[start:])
             else:
+                step, seen = tree.step(node), tree.seen[node]
+                drawn = step.drawn
                 if node not in places:
-                    step = tree.text[node], tree.token_ids[node], tree.logprobs[node]
-                    places[node] = add(at, *step)
+                    ids = step.token_ids[:drawn]
+                    places[node] = add(at, step.text, ids, step.logprobs[:drawn])
+                    if seen is not None:
+                        add_given(places[node], seen, step.token_ids[drawn:])
                 at = places[node]
             text = text[len(tree.text[node]) :]  # what is left of the response
-            own = zip(nodes[at]["advantages"], earned[start : start + length], strict=True)
+            own = zip(nodes[at]["advantages"], earned[start : start + drawn], strict=True)
             nodes[at]["advantages"] = [a + b for a, b in own]
+            at += seen is not None  # what the world answered follows its turn
             start += length
         ends.append(at)
     inner = {node.get("parent") for node in nodes}
@@ -288,7 +307,7 @@ def episode(
     said = [
         {
             "leaf": leaf,
-            "outcome": outcome(response),
+            "outcome": response_outcome(response),
             "samples": response.samples,
             "end": response.verdict,
         }
@@ -301,7 +320,9 @@ def episode(
         "task": task,
         "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
         "nodes": nodes,
-        "rewards": {"outcome": {"score": sum(r.samples * outcome(r) for r in responses) / samples}},
+        "rewards": {
+            "outcome": {"score": sum(r.samples * response_outcome(r) for r in responses) / samples}
+        },
         "metrics": {"responses": len(responses), "samples": samples},
         "info": {"policy_version": record["policy_version"], "responses": said},
         "is_completed": True,

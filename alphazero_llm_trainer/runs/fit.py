@@ -32,9 +32,9 @@ from .folder import RunFolder, write_manifest
 
 BEST = "best.safetensors"
 KEPT_EVERY, KEPT_SHARE = 60.0, 0.05  # seconds between two, and at most so much of the time
-FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
+FINAL_FRACTION = 0.02  # of the learning rate, where its cosine ends
 
-Line = dict[str, float]  # a measurement's figures
+FiguresLine = dict[str, float]  # a measurement's figures
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Course:
     """
 
     losses: list[float] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[FiguresLine] = field(default_factory=list)
     seconds: float = 0.0
-    line: Line = field(default_factory=dict)
+    line: FiguresLine = field(default_factory=dict)
 
 
 class Kept:
@@ -98,7 +98,7 @@ class Kept:
         self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
 
-def minibatches(
+def draw_minibatches(
     groups: Sequence[Sequence[TrainRow]], size: int, seed: int
 ) -> Iterator[list[TrainRow]]:
     """The rows of `size` groups in a random order, pass after pass; each minibatch's own by length,
@@ -109,17 +109,17 @@ def minibatches(
     while True:
         while len(order) < size:
             order += torch.randperm(len(groups), generator=generator).tolist()
-        drawn = sorted((groups[i] for i in order[:size]), key=tokens)
+        drawn = sorted((groups[i] for i in order[:size]), key=group_tokens)
         yield [row for group in drawn for row in group]
         order = order[size:]
 
 
-def tokens(group: Sequence[TrainRow]) -> int:
+def group_tokens(group: Sequence[TrainRow]) -> int:
     """How many a group's rows have."""
     return sum(len(row.prompt_ids) + len(row.completion_ids) for row in group)
 
 
-def planned(config: Config, groups: int, rate: float) -> TrainConfig:
+def plan_updates(config: Config, groups: int, rate: float) -> TrainConfig:
     """`config.train` with the updates for so many groups and the learning rate, where it leaves
     them open, and the updates of its warm-up. Raises ConfigError where those are too many.
     """
@@ -128,9 +128,9 @@ def planned(config: Config, groups: int, rate: float) -> TrainConfig:
     if steps is None:
         steps = math.ceil(optimizer.epochs * groups / optimizer.batch_size)
     if optimizer.learning_rate is None:
-        optimizer = optimizer.changed(learning_rate=rate)
-    optimizer = optimizer.changed(warmup=warmup_of(config, 1, steps))
-    return train.changed(sft_steps=steps, optimizer=optimizer)
+        optimizer = optimizer.with_values(learning_rate=rate)
+    optimizer = optimizer.with_values(warmup=warmup_of(config, 1, steps))
+    return train.with_values(sft_steps=steps, optimizer=optimizer)
 
 
 def fit(
@@ -141,8 +141,8 @@ def fit(
     seed: int,
     memory: MemoryOptions = MemoryOptions(),  # noqa: B008
     *,
-    measure: Callable[[Course], Line] | None = None,
-    goal: Callable[[Line], float] = itemgetter("accuracy"),
+    measure: Callable[[Course], FiguresLine] | None = None,
+    goal: Callable[[FiguresLine], float] = itemgetter("accuracy"),
     patience: float = math.inf,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -153,7 +153,7 @@ def fit(
 
     Args:
         groups: rows that are drawn together, `train.optimizer.batch_size` groups an update.
-        train: with the number of updates and the rate (`planned`).
+        train: with the number of updates and the rate (`plan_updates`).
         measure: figures of the model, every `train.evaluate_every` updates and after the last one.
         goal: what of a measurement is to be high.
         patience: so many measurements in a row without a better one end the training.
@@ -167,15 +167,15 @@ def fit(
     shown = progress if progress is not None else Progress(quiet=True)
     steps, optimizer = train.sft_steps, train.optimizer
     assert steps is not None and optimizer.learning_rate is not None
-    schedule = RateSchedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_RATE)
+    schedule = RateSchedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_FRACTION)
     learner = Learner(model, objective, memory, schedule, optimizer)
-    longest = sorted(groups, key=tokens)[-optimizer.batch_size :]
+    longest = sorted(groups, key=group_tokens)[-optimizer.batch_size :]
     shown.wait("trying an update of the longest rows")
     learner.probe([row for group in longest for row in group])
     course, best = (Course(), {}) if kept is None else kept.restore(learner)
     held = "after the step in hand"
     shown.start(steps, len(course.losses), unit="step", doing="training", held=held)
-    drawn = islice(minibatches(groups, optimizer.batch_size, seed), len(course.losses), steps)
+    drawn = islice(draw_minibatches(groups, optimizer.batch_size, seed), len(course.losses), steps)
     for step, minibatch in enumerate(drawn, len(course.losses) + 1):
         began = time.perf_counter()
         course.losses.append(learner.update(minibatch)["loss"])

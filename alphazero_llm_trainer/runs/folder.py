@@ -11,13 +11,13 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, validate
-from ..config.sections import MOST
+from ..config.load import Config, validate_config
+from ..config.sections import MOST_COUNT
 from ..errors import CheckpointError
 from ..files import (
     Folder,
-    flat,
-    numbered,
+    flatten_keys,
+    numbered_folders,
     read_lines,
     read_object,
     sync_all,
@@ -26,7 +26,7 @@ from ..files import (
 )
 
 # Keys of before, and the only value with which a run goes on.
-GONE = {
+GONE_KEYS = {
     ("train", "critic_rounds"): 2,
     ("train", "critic", "least_outcomes"): 3,
     ("search", "verify", "revisit"): False,
@@ -52,19 +52,20 @@ class RunFolder(Folder):
         config = self.read_card()["config"]
         try:
             config["train"]["critic"].pop("head", None)  # of another command
-            config["train"].setdefault("buffer_passes", MOST)  # of a run that had no such bound
+            # Of a run that had no such bound.
+            config["train"].setdefault("buffer_passes", MOST_COUNT)
             for entry in config["models"].values():
                 if entry.get("use_liger_kernel") is False:
                     del entry["use_liger_kernel"]
                 for name in ("vocabulary", "tied", "plain", "download_gb"):  # of a forecast
                     (entry.get("shape") or {}).pop(name, None)
-            for (*sections, name), usual in GONE.items():
+            for (*sections, name), usual in GONE_KEYS.items():
                 section = reduce(getitem, sections, config)
                 if section.get(name) == usual:
                     del section[name]
         except (AttributeError, KeyError, TypeError):
             pass  # what is wrong with it is said below
-        return validate(config)
+        return validate_config(config)
 
     def check_named(self, asked: Config, named: Iterable[str]) -> None:
         """Raise ConfigError where `asked` has another value than the run for one of the keys that
@@ -72,7 +73,9 @@ class RunFolder(Folder):
         """
         had, wanted = (config.model_dump(mode="json") for config in (self.config(), asked))
         sections = tuple(f"{key}." for key in named)
-        self.check_same(had, {k: v for k, v in flat(wanted) if f"{k}.".startswith(sections)})
+        self.check_same(
+            had, {k: v for k, v in flatten_keys(wanted) if f"{k}.".startswith(sections)}
+        )
 
     # -- figures -----------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class RunFolder(Folder):
         Newer ones that are broken (a disk's or a power cut's doing) are passed over, which `say`
         gets a line about.
         """
-        for folder in numbered(self.path, "checkpoint"):
+        for folder in numbered_folders(self.path, "checkpoint"):
             if not (folder / MANIFEST).exists():
                 continue
             try:
@@ -115,7 +118,7 @@ class RunFolder(Folder):
         """Remove all checkpoints but `newest` and the `count` - 1 before it. Those after it are
         broken: a run went on from one before them.
         """
-        folders = numbered(self.path, "checkpoint")
+        folders = numbered_folders(self.path, "checkpoint")
         at = folders.index(newest)
         for folder in [*folders[:at], *folders[at + count :]]:
             shutil.rmtree(folder)
@@ -126,7 +129,9 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     the last file, once all others are on the disk.
     """
     sync_all(folder)
-    files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {
+        path.name: file_fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()
+    }
     files.pop(MANIFEST, None)
     write_json(folder / MANIFEST, {**facts, "files": files})
 
@@ -140,7 +145,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         changed = [
             name
             for name, expected in facts["files"].items()
-            if fingerprint(folder / name) != expected
+            if file_fingerprint(folder / name) != expected
         ]
     except (OSError, ValueError, KeyError):
         changed = [MANIFEST]
@@ -149,7 +154,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
+def file_fingerprint(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
         return {

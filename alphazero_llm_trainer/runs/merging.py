@@ -21,12 +21,12 @@ from ..errors import CheckpointError, first_line
 from ..files import write_json
 from ..policy.adapters import (
     POLICY,
-    activate,
+    activate_adapter,
     base_parameters,
-    fingerprint,
     load_adapter,
-    under,
-    unusual,
+    model_fingerprint,
+    unusual_fields,
+    use_adapter,
 )
 from ..policy.critic import CARD, read_card
 from ..policy.folders import ADAPTER_CONFIG, VALUE, adapter_file
@@ -38,7 +38,7 @@ TOKENS = 9  # of the check
 # so that there the check sees an adapter that is missing, not one at half its scale.
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 SHARE, MOST = 0.75, 0.5  # of that change, up to so many nats: allowed in 16 bits, too
-REFUSALS = (
+MERGE_REFUSALS = (
     OSError,
     ValueError,
     RuntimeError,
@@ -52,7 +52,7 @@ REFUSALS = (
 
 
 @torch.no_grad()
-def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def bare_model(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """A plain model (on the CPU) of `model`'s weights without its adapters; `model` stays as it is.
 
     4-bit weights are taken as the numbers that the forward computes with, in `dtype` (None: the
@@ -68,7 +68,7 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
         held = model.get_input_embeddings().weight.dtype
         dtype = next(iter(stored_dtypes(model).values()), held)
     state = {
-        name: dense(parameter).to(device="cpu", dtype=dtype, copy=True)
+        name: dense_numbers(parameter).to(device="cpu", dtype=dtype, copy=True)
         for name, parameter in base_parameters(model).items()
     }
     with torch.device("meta"):
@@ -84,14 +84,14 @@ def bare(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
             shell.get_submodule(owner).register_buffer(own, values, persistent=name in saved)
     shell.config.dtype = dtype
     shell.generation_config = model.generation_config
-    with under(model, None):
-        expected = sample(model)
+    with use_adapter(model, None):
+        expected = sample_logprobs(model)
     what = f"the {config.model_type} model without its adapters"
-    check(shell, expected, what, 0.0 if dtype == torch.float32 else MOST)
+    check_merged(shell, expected, what, 0.0 if dtype == torch.float32 else MOST)
     return shell
 
 
-def dense(parameter: torch.Tensor) -> torch.Tensor:
+def dense_numbers(parameter: torch.Tensor) -> torch.Tensor:
     """A parameter's numbers, out of 4 bits where it is stored so."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
@@ -101,7 +101,7 @@ def dense(parameter: torch.Tensor) -> torch.Tensor:
     return dequantize_4bit(parameter.data, state)
 
 
-def merged(plain: Any, adapter: Path) -> PreTrainedModel:
+def merge_adapter(plain: Any, adapter: Path) -> PreTrainedModel:
     """`plain` itself with the adapter of a folder in its weights, of any kind that peft merges.
 
     An output layer that shares the embedding's weights gets its own where the adapter changes one
@@ -115,7 +115,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
-            before = sample(plain)
+            before = sample_logprobs(plain)
             apart = PeftModel.from_pretrained(plain, str(adapter)).eval()
             if not isinstance(apart.base_model, BaseTuner):
                 raise ValueError("it changes no weights")
@@ -123,7 +123,7 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
             ignored = sorted(held.keys() - taken.keys())
             if ignored:
                 raise ValueError(f"the base has no place for {ignored[0]}")
-            expected = sample(apart)
+            expected = sample_logprobs(apart)
             inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
             tied = outer is not None and own_layer(inner).weight is own_layer(outer).weight
             if tied:
@@ -131,8 +131,8 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
                 own_layer(outer).weight = torch.nn.Parameter(shared.clone())
             dtype = plain.dtype
             model: Any = apart.merge_and_unload().to(dtype)  # peft trains whole modules in fp32
-        except REFUSALS as error:
-            fields = ", ".join(unusual(adapter)) or "LoRA"
+        except MERGE_REFUSALS as error:
+            fields = ", ".join(unusual_fields(adapter)) or "LoRA"
             raise CheckpointError(
                 f"adapter {adapter} ({fields} in its {ADAPTER_CONFIG}) can't be merged "
                 f"({first_line(error)}): name its own base with --model, "
@@ -144,8 +144,8 @@ def merged(plain: Any, adapter: Path) -> PreTrainedModel:
     if tied and torch.equal(*weights):
         model.config.tie_word_embeddings = True
         model.tie_weights()
-    allowed = 0.0 if dtype == torch.float32 else min(SHARE * gap(before, expected), MOST)
-    check(model, expected, f"adapter {adapter}, merged,", allowed)
+    allowed = 0.0 if dtype == torch.float32 else min(SHARE * mean_gap(before, expected), MOST)
+    check_merged(model, expected, f"adapter {adapter}, merged,", allowed)
     return model
 
 
@@ -158,7 +158,7 @@ def own_layer(module: Any) -> Any:
 
 
 @torch.no_grad()
-def sample(model: Any) -> torch.Tensor:
+def sample_logprobs(model: Any) -> torch.Tensor:
     """Next-token log-probabilities `[T, V]` (fp32, on the CPU) at a few tokens from all over the
     vocabulary.
     """
@@ -168,16 +168,16 @@ def sample(model: Any) -> torch.Tensor:
     return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1).cpu()
 
 
-def gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The mean distance (nats) of two `sample`s."""
+def mean_gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The mean distance (nats) of two `sample_logprobs`s."""
     return float((one - other).abs().mean())
 
 
-def check(model: Any, expected: torch.Tensor, what: str, allowed: float = 0.0) -> None:
-    """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample`), up to its
-    precision or to `allowed` nats.
+def check_merged(model: Any, expected: torch.Tensor, what: str, allowed: float = 0.0) -> None:
+    """Raise CheckpointError where `model` doesn't say what was `expected` (of `sample_logprobs`),
+    up to its precision or to `allowed` nats.
     """
-    apart = gap(sample(model), expected)
+    apart = mean_gap(sample_logprobs(model), expected)
     if not apart <= max(GAPS[model.dtype], allowed):
         raise CheckpointError(
             f"{what} is {apart:.3g} nats from the model in memory: nothing is written; report it, "
@@ -188,7 +188,7 @@ def check(model: Any, expected: torch.Tensor, what: str, allowed: float = 0.0) -
 def read_back(folder: Path, like: Any) -> None:
     """Raise CheckpointError where a saved model isn't the one in memory."""
     again = load_weights(AutoModelForCausalLM, str(folder), dtype=like.dtype).eval()
-    check(again, sample(like), f"model {folder}, read back,")
+    check_merged(again, sample_logprobs(like), f"model {folder}, read back,")
 
 
 def carry_value(adapter: Path, base: Any, plain: Any, folder: Path) -> None:
@@ -201,11 +201,11 @@ def carry_value(adapter: Path, base: Any, plain: Any, folder: Path) -> None:
         return
     card = read_card(adapter / VALUE, "value")
     load_adapter(base, adapter, POLICY)
-    activate(base, POLICY)
-    if card["base"] != fingerprint(base):
+    activate_adapter(base, POLICY)
+    if card["base"] != model_fingerprint(base):
         raise CheckpointError(
             f"the value in {adapter / VALUE} was learnt with another adapter than {adapter} has: "
             f"remove {adapter / VALUE}, or restore the adapter"
         )
     shutil.copytree(adapter / VALUE, folder / VALUE)
-    write_json(folder / VALUE / CARD, card | {"base": fingerprint(plain)})
+    write_json(folder / VALUE / CARD, card | {"base": model_fingerprint(plain)})

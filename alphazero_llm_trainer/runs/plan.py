@@ -11,13 +11,13 @@ from typing import Any
 from ..config.load import Config, resolve_name, vllm_here, wants_vllm
 from ..config.sections import StudentModel
 from ..learning.prepared import Prepared
-from ..policy.folders import cached, stored_bytes
+from ..policy.folders import cached_config, stored_bytes
 from ..problems.load import opening
 from ..problems.registry import open_source
 from .start import start_of
 
 
-def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
+def plan_run(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
     """The facts by name; `folder` is that of a run to go on with, and the facts are of the whole
     run.
     """
@@ -29,20 +29,20 @@ def plan(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
-        "context": context(config),
+        "context": describe_context(config),
         "sampled_tokens_at_most": "as many as they take" if train.tokens is None else train.tokens,
         "rounds": size.planned,
         "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,
         "evaluation": f"{len(prepared.test)} test problems before and after, "
         f"{len(prepared.validation)} at each checkpoint",
-        "download": download(start_of(config, spec), spec),
-        "engine": engine(config),
-        "teachers": teachers(config),
+        "download": describe_download(start_of(config, spec), spec),
+        "engine": describe_engine(config),
+        "teachers": describe_teachers(config),
     }
 
 
-def context(config: Config) -> str:
+def describe_context(config: Config) -> str:
     """Tokens that prompt and response have at most, and whether they do for long prompts."""
     tokens, prompt = config.engine.context, open_source(config).prompt_tokens
     said = f"{tokens:,} tokens at most, prompt and response, or what the model can read"
@@ -51,17 +51,17 @@ def context(config: Config) -> str:
     return said
 
 
-def download(source: str, spec: StudentModel) -> str:
+def describe_download(source: str, spec: StudentModel) -> str:
     """What would be fetched from the hub for weights from `source`."""
     if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
-    if cached(source) is not None:
+    if cached_config(source) is not None:
         return f"{source} is in the hub's cache"
     size = "size not known" if spec.download_gb is None else f"about {spec.download_gb:g} GB"
     return f"{source}, {size}"
 
 
-def engine(config: Config) -> str:
+def describe_engine(config: Config) -> str:
     """What generates and scores, and what would do it better."""
     backend = config.engine.backend
     if backend == "inprocess" and wants_vllm(config) and not vllm_here():
@@ -69,7 +69,7 @@ def engine(config: Config) -> str:
     return backend
 
 
-def teachers(config: Config) -> dict[str, Any] | str:
+def describe_teachers(config: Config) -> dict[str, Any] | str:
     """The teachers of a run, their key and their budget."""
     settings = config.teachers
     if config.train.teacher is not None:

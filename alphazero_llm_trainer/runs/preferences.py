@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..grading.answers import is_final
 from ..policy.student import Student
 
-Ids = tuple[int, ...]
+StepIds = tuple[int, ...]
 WANTED = "a row has prompt, chosen and rejected; the last two are lists of steps, or texts"
 
 
@@ -43,12 +43,12 @@ class Preference(BaseModel):
             raise ValueError("chosen and rejected differ in no step")
         return self
 
-    def pairs(self, student: Student) -> Iterator[tuple[Ids, Ids]]:
+    def pairs(self, student: Student) -> Iterator[tuple[StepIds, StepIds]]:
         """Pairs of (better, worse) states, as the response's tokens down to them `[T]`: after the
         first step that differs, and at the ends. Raises DataError where the student reads both
         alike.
         """
-        better, worse = steps_of(self.chosen, student), steps_of(self.rejected, student)
+        better, worse = written_steps(self.chosen, student), written_steps(self.rejected, student)
         if better == worse:
             raise DataError(
                 f"the student has one reading of both responses to {self.prompt[:40]!r}: "
@@ -61,11 +61,11 @@ class Preference(BaseModel):
             yield sum(better[:length], ()), sum(worse[:length], ())
 
 
-def steps_of(response: str | list[str], student: Student) -> list[Ids]:
+def written_steps(response: str | list[str], student: Student) -> list[StepIds]:
     """The steps' tokens as the student writes them: a line end after each, the end token after a
     final answer.
     """
-    steps: list[Ids] = []
+    steps: list[StepIds] = []
     for written in [response] if isinstance(response, str) else response:
         text = written.rstrip("\n")
         final = is_final(text.rpartition("\n")[2])

@@ -11,45 +11,46 @@ from collections.abc import Callable, Sequence
 
 from ..config.load import Config
 from ..errors import TrainingError
-from ..eval.greedy import answer
+from ..eval.greedy import answer_tasks
 from ..live import Progress
 from ..policy.student import Student
-from ..problems.registry import gradable, source_of
+from ..problems.registry import is_gradable, source_of
 from ..problems.step_checks import check_states
 from ..types import Task
 
-SAMPLES = 4  # responses to a question
+PREFLIGHT_SAMPLES = 4  # responses to a question
 
 
-def affordable(config: Config) -> int:
+def affordable_questions(config: Config) -> int:
     """How many questions' samples are no more than a quarter of the responses that the run samples,
     those of its held-out problems too.
     """
     train = config.train
-    searched = train.num_examples * SAMPLES
+    searched = train.num_examples * PREFLIGHT_SAMPLES
     if train.tokens is not None:
         searched = min(searched, train.tokens // config.search.max_tokens)
     responses = searched + 2 * train.eval_size + train.validation_size
-    return min(train.preflight, responses // (4 * SAMPLES))
+    return min(train.preflight, responses // (4 * PREFLIGHT_SAMPLES))
 
 
-def preflight(
+def run_preflight(
     student: Student,
     config: Config,
     tasks: Sequence[Task],
     progress: Progress,
     stop: Callable[[], bool],
 ) -> str:
-    """Sample `SAMPLES` responses to each task as training does, and grade them by gold alone.
-    Returns a line of figures, and of what the run's sampling would take at that speed.
+    """Sample `PREFLIGHT_SAMPLES` responses to each task as training does, and grade them by gold
+    alone. Returns a line of figures, and of what the run's sampling would take at that speed.
 
     Raises ConfigError where the source's `state` gives two states of them one name.
     """
-    answers = answer(
+    answers = answer_tasks(
         student,
         tasks,
         max_tokens=config.search.max_tokens,
-        n=SAMPLES,
+        settings=config.search,
+        n=PREFLIGHT_SAMPLES,
         temperature=config.search.temperature,
         seed=config.seed,
         progress=progress,
@@ -62,9 +63,9 @@ def preflight(
     for task, texts in zip(tasks, answers.responses, strict=True):
         check_states(task.problem, texts)
     unstated = sum(source_of(task.problem).final_answer(text) is None for task, text in responses)
-    known = any(map(gradable, tasks))
+    known = any(map(is_gradable, tasks))
     right = sum(map(sum, answers.correct)) if known else None
-    check(config, len(responses), right, unstated, answers.tokens)
+    check_learnable(config, len(responses), right, unstated, answers.tokens)
     speed, train = answers.tokens / answers.seconds, config.train
     each = answers.tokens / len(responses)
     planned, tokens = f"a response to each of {train.num_examples:,} questions", train.tokens
@@ -80,7 +81,9 @@ def preflight(
     )
 
 
-def check(config: Config, responses: int, right: int | None, unstated: int, tokens: int) -> None:
+def check_learnable(
+    config: Config, responses: int, right: int | None, unstated: int, tokens: int
+) -> None:
     """Raise TrainingError where a run would learn nothing: no prompt fits, or nothing is right, and
     nothing states an answer or all is cut.
 

@@ -15,10 +15,10 @@ import torch
 
 from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
-from ..eval.greedy import Answers, answer
-from ..files import sync
+from ..eval.greedy import Answers, answer_tasks
+from ..files import sync_path
 from ..learning.collector import Collector
-from ..learning.critic import save_critic
+from ..learning.critic_network import save_critic
 from ..learning.learner import Learner
 from ..learning.methods.base import Objective
 from ..learning.models import learning_rate, load_trained_state, trained_state
@@ -26,7 +26,7 @@ from ..learning.prepared import Prepared
 from ..learning.ranks import Ranks
 from ..learning.stats import RoundStats
 from ..live import Progress
-from ..policy.adapters import POLICY, fingerprint
+from ..policy.adapters import POLICY, model_fingerprint
 from ..policy.folders import VALUE
 from ..policy.student import Student
 from ..policy.weights import load_tensors, save_tensors
@@ -38,12 +38,12 @@ from ..tree.extract import endings
 from ..tree.graded import GradedTree
 from ..tree.journal import Journal
 from ..types import Cost, Task
-from .evaluation import gain, summary
 from .folder import RunFolder, write_manifest
-from .hub import upload, write_model_card
+from .gain import paired_gain, summarise_answers
 from .progress import show_round, show_tree
 from .saving import save_student
 from .tracking import Tracking
+from .upload import upload_folders, write_model_card
 
 VALIDATION = "validation"
 
@@ -163,7 +163,7 @@ class Recorder:
     def weights(self) -> str:
         """A hash of the weights that the run starts from; those of a new adapter are its seed's."""
         begun = POLICY if self.student.adapter is not None else None
-        return fingerprint(self.student.model, begun)
+        return model_fingerprint(self.student.model, begun)
 
     def count_ends(self, tree: Tree) -> None:
         """Count how a tree's responses ended, but for games, where an end without an answer is one
@@ -226,7 +226,7 @@ class Recorder:
         """
         if rounds_done % self.size.save_every_rounds and share < 1:
             return
-        folder = self.folder.checkpoint(self.asked(rounds_done))
+        folder = self.folder.checkpoint(self.questions_asked(rounds_done))
         if self.ranks.first:
             accuracy = self.validate(rounds_done)
             if accuracy is not None:
@@ -241,7 +241,7 @@ class Recorder:
             # A checkpoint says that its rounds are done: their trees and figures are on the disk
             # before it does.
             self.journal.sync()
-            sync(self.folder.metrics)
+            sync_path(self.folder.metrics)
             facts = {
                 "rounds_done": rounds_done,
                 "update": learner.updates,
@@ -259,9 +259,9 @@ class Recorder:
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl and the tracker."""
         self.folder.append_metrics(line)
-        self.tracking.log(line, self.asked(line["round"] + 1))
+        self.tracking.log(line, self.questions_asked(line["round"] + 1))
 
-    def asked(self, rounds: int) -> int:
+    def questions_asked(self, rounds: int) -> int:
         """How many questions so many rounds ask."""
         return min(rounds * self.size.questions_per_round, len(self.prepared.questions))
 
@@ -274,10 +274,11 @@ class Recorder:
         Raises StoppedError where the user ends that. A checkpoint's validation is not ended: the
         updates before it would be made again.
         """
-        return answer(
+        return answer_tasks(
             self.student,
             tasks,
             max_tokens=self.config.search.max_tokens,
+            settings=self.config.search,
             custom=self.collector.custom,
             progress=self.progress,
             doing=doing,
@@ -287,7 +288,7 @@ class Recorder:
     def measure_test(self, when: str) -> dict[str, Any]:
         """The test problems' results, "before" or "after" training."""
         answers = self.evaluate(self.prepared.test, f"held-out problems {when} training")
-        return summary(answers, self.prepared.test)
+        return summarise_answers(answers, self.prepared.test)
 
     def validate(self, rounds_done: int) -> float | None:
         """The score on validation problems after `rounds_done` rounds; the best score so far is
@@ -354,10 +355,10 @@ class Recorder:
         accurate = after["accuracy"] is not None
         card |= {
             "after": after,
-            "gain": gain(before["correct"], after["correct"], self.prepared.test)
+            "gain": paired_gain(before["correct"], after["correct"], self.prepared.test)
             if accurate
             else None,
-            "reward_gain": gain(
+            "reward_gain": paired_gain(
                 before.get("rewards", ()), after.get("rewards", ()), self.prepared.test
             ),
             "failed_rewards": sum(line.get("failed_rewards", 0) for line in rounds),
@@ -381,7 +382,7 @@ class Recorder:
             bases = {self.folder.student: saved, self.folder.adapter: self.student.model}
             for place, model in bases.items():
                 if place.is_dir():
-                    facts["base"] = fingerprint(model)
+                    facts["base"] = model_fingerprint(model)
                     critic = self.objective.critic
                     save_critic(place / VALUE, critic, facts, self.student, self.config)
         base = self.config.train.student or self.student.spec.path
@@ -399,7 +400,7 @@ class Recorder:
             parts = {".": self.folder.student} | (
                 {"adapter": self.folder.adapter} if self.adapter == "lora" else {}
             )
-            card["uploaded"] = upload(self.config.train.push_to_hub, parts)
+            card["uploaded"] = upload_folders(self.config.train.push_to_hub, parts)
             self.folder.write_card(card)
         return card
 

@@ -18,10 +18,10 @@ from .summary import Summary
 from .worker import FATAL, SampleJob
 from .workers import InProcess, OnRay, StopAsked
 
-ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
+QUESTION_ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 
 
-def identity(job: SampleJob) -> dict[str, Any]:
+def job_identity(job: SampleJob) -> dict[str, Any]:
     """What decides the trees. Pacing (how many at once, where they run) is left out: it may
     change.
     """
@@ -50,7 +50,7 @@ def run_sample(
 
     Questions run beside each other, `search.concurrent` a worker. One that failed, or whose worker
     died, may have been taken down by a neighbour: it runs again after the others, with nothing
-    beside it on its worker, and is set aside after `ATTEMPTS` failures there. A `FATAL` error is
+    beside it on its worker, and is set aside after `QUESTION_ATTEMPTS` failures there. A `FATAL` error is
     raised.
 
     Args:
@@ -71,16 +71,16 @@ def run_sample(
         raise DataError("two questions have the same id: sample needs one id a question")
     with ExitStack() as held:
         held.enter_context(Folder(out).lock())
-        folder = SampleFolder(out, identity(job), job.tasks, resume)
+        folder = SampleFolder(out, job_identity(job), job.tasks, resume)
         workers = OnRay(job) if job.workers > 1 else InProcess(job, out)
         held.callback(workers.close)
         folder.begin(workers.open())
-        left = folder.left(tasks)
+        left = folder.missing_keys(tasks)
         progress.start(len(tasks), len(tasks) - len(left), "tree")
         began, summary = time.perf_counter(), Summary(len(tasks))
         teachers: dict[str, dict[str, Cost]] = {}  # by process
         try:
-            for width in (job.config.search.concurrent, *[1] * ATTEMPTS):
+            for width in (job.config.search.concurrent, *[1] * QUESTION_ATTEMPTS):
                 failed = dict.fromkeys(left, "its worker died")
                 searched = workers.search([tasks[key] for key in left], width, stop)
                 for key, result, process, costs in searched:
@@ -100,9 +100,11 @@ def run_sample(
                 left = list(failed)
             if not stop():
                 for key, reason in failed.items():
-                    folder.aside.append({"key": key, "reason": reason, "attempts": ATTEMPTS})
-                    progress.say(f"set aside: {key} after {ATTEMPTS} attempts: {reason}")
-            summary.status = "stopped" if folder.left(tasks) else "complete"
+                    folder.aside.append(
+                        {"key": key, "reason": reason, "attempts": QUESTION_ATTEMPTS}
+                    )
+                    progress.say(f"set aside: {key} after {QUESTION_ATTEMPTS} attempts: {reason}")
+            summary.status = "stopped" if folder.missing_keys(tasks) else "complete"
         finally:
             progress.stop()
             folder.end(summary.status)

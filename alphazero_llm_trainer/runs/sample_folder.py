@@ -13,7 +13,7 @@ from ..problems.load import rows_hash
 from ..tree.journal import JOURNAL, Journal
 from ..types import Task
 
-FORMAT = 3
+FOLDER_FORMAT = 3
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
 SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
@@ -52,8 +52,10 @@ class SampleFolder(Folder):
                     " another folder, or remove it"
                 )
             return
-        if self.stored.get("format") != FORMAT:
-            raise DataError(f"{self.card} is not of format {FORMAT}: restore it, or name another")
+        if self.stored.get("format") != FOLDER_FORMAT:
+            raise DataError(
+                f"{self.card} is not of format {FOLDER_FORMAT}: restore it, or name another"
+            )
         if not resume:
             self.check_free()
         had = self.stored["questions"]
@@ -80,7 +82,7 @@ class SampleFolder(Folder):
         self.journal, self.aside = Journal(self.path / JOURNAL), Journal(self.path / SET_ASIDE)
         self.write_manifest("running")
 
-    def left(self, keys: Iterable[str]) -> list[str]:
+    def missing_keys(self, keys: Iterable[str]) -> list[str]:
         """Those of `keys` that have no tree and were not set aside."""
         return [key for key in keys if key not in self.journal and key not in self.aside]
 
@@ -102,4 +104,4 @@ class SampleFolder(Folder):
     def write_manifest(self, status: str) -> None:
         """Readers see the manifest of before or this one, never half of it."""
         counts = {"trees": len(self.journal), "set_aside": len(self.aside)}
-        self.write_card({"format": FORMAT, "status": status, **self.facts, **counts})
+        self.write_card({"format": FOLDER_FORMAT, "status": status, **self.facts, **counts})

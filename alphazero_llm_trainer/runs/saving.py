@@ -11,7 +11,7 @@ from ..learning.models import save_adapter
 from ..policy.folders import trained_with, write_facts
 from ..policy.student import Student
 from ..policy.weights import complete_sampling
-from .merging import bare, merged
+from .merging import bare_model, merge_adapter
 
 
 def save_student(
@@ -32,7 +32,7 @@ def save_student(
         save_adapter(model, adapter_folder)
         write_facts(adapter_folder, student.name, facts, adapter=True)
         sync_all(adapter_folder)
-        model = merged(bare(model), adapter_folder)
+        model = merge_adapter(bare_model(model), adapter_folder)
     complete_sampling(model)
     model.save_pretrained(str(folder))
     student.tokenizer.save_pretrained(folder)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
+from ..chat.tool_calls import write_line
 from ..config.load import Config
 from ..config.refusals import refuse_conflicts
-from ..config.sections import ModelShape
+from ..config.sections import ModelShape, SearchConfig
 from ..engine.device import text_config
 from ..errors import ConfigError, DataError
-from ..eval.greedy import answer
+from ..eval.greedy import answer_tasks
 from ..eval.metrics import paired_bootstrap, wilson
 from ..files import Folder, command_line, write_json
 from ..learning.methods.expert_iteration import Likelihood
@@ -33,17 +34,18 @@ from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import demonstrations_of, opening, tasks_of, with_context
-from ..problems.registry import open_source
+from ..problems.registry import open_source, source_of
 from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
+from ..rewards.demonstrations import work_out
 from ..types import Opening, Task
-from .fit import Course, Kept, Line, fit, planned
+from .fit import Course, FiguresLine, Kept, fit, plan_updates
 from .saving import save_student
 
 if TYPE_CHECKING:
     from ..policy.student import Student
 
-SAMPLES = 8
+SFT_SAMPLES = 8
 RATE = 2e-4  # of a student that goes on, where the configuration leaves it open
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 WORD = 60  # letters of a text in a message
@@ -51,7 +53,7 @@ KEPT = "under-way"
 CONTEXT = 1024  # tokens, of a student from scratch
 
 
-def supervise(
+def supervise_student(
     config: Config,
     path: Path | None,
     out: Path,
@@ -80,11 +82,17 @@ def supervise(
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
         limit = config.search.max_tokens
-        return answer(
-            student, tasks, max_tokens=limit, progress=progress, doing=doing, **sampling
+        return answer_tasks(
+            student,
+            tasks,
+            max_tokens=limit,
+            settings=config.search,
+            progress=progress,
+            doing=doing,
+            **sampling,
         ).correct
 
-    def accuracy(course: Course) -> Line:
+    def accuracy(course: Course) -> FiguresLine:
         right = sum(map(all, measure(validation, "validation"))) / len(validation)
         steps = len(course.losses)
         progress.say(f"validation accuracy {right:.3f} after {steps:,} steps")
@@ -103,16 +111,18 @@ def supervise(
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         facts |= {"started_from": None if path is None else str(path), "adapter": adapter}
-    rows = learnable_rows(demonstrations, student, QUESTION_WEIGHT * scratch, progress)
-    settings = planned(config, len(rows), RATE)
+    rows = learnable_rows(
+        demonstrations, student, QUESTION_WEIGHT * scratch, progress, config.search
+    )
+    settings = plan_updates(config, len(rows), RATE)
     memory = MemoryOptions.of(config, student)
-    data = digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
+    data = json_digest([[*row.prompt_ids, *row.completion_ids] for row in rows])
     asked = (each.model_dump(mode="json") for each in (settings, student.spec, config.search))
     same = [data, student.weights, config.seed, *asked]
-    kept = Kept(out / KEPT, digest(same), progress.say)
+    kept = Kept(out / KEPT, json_digest(same), progress.say)
     if not scratch:
         before = measure(test, "test problems before training")
-        facts["test_before"] = share(before)
+        facts["test_before"] = right_share(before)
     course = fit(
         trainable,
         Likelihood(),
@@ -146,12 +156,12 @@ def supervise(
     greedy = measure(test, "test problems, greedy")
     samples = measure(
         test,
-        f"test problems, {SAMPLES} samples each",
-        n=SAMPLES,
+        f"test problems, {SFT_SAMPLES} samples each",
+        n=SFT_SAMPLES,
         temperature=1.0,
         seed=config.seed,
     )
-    manifest |= {"test_greedy": share(greedy), "test_pass_at_8": share(samples)}
+    manifest |= {"test_greedy": right_share(greedy), "test_pass_at_8": right_share(samples)}
     if before:
         manifest["gain"] = asdict(paired_bootstrap([*map(any, greedy)], [*map(any, before)]))
     write_json(out / "manifest.json", manifest)
@@ -159,7 +169,7 @@ def supervise(
     return manifest
 
 
-def digest(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
@@ -181,7 +191,14 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
 def worked_solutions(config: Config, source: Source) -> list[Task]:
     """The demonstrations. Raises DataError where a task has no worked solution."""
     demonstrations = demonstrations_of(config, config.train.demonstrations)
-    without = next((task.problem.id for task in demonstrations if not task.solution), None)
+    without = next(
+        (
+            task.problem.id
+            for task in demonstrations
+            if not (source.turns(task) if source.worlds else task.solution)
+        ),
+        None,
+    )
     if without is not None:
         raise DataError(
             f"source {source.name} has no worked solution for {without!r} and sft learns from "
@@ -190,26 +207,34 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     return demonstrations
 
 
-def share(correct: Sequence[list[bool]]) -> dict[str, Any]:
+def right_share(correct: Sequence[list[bool]]) -> dict[str, Any]:
     """How many problems there are, and the share with a right answer, with its interval."""
     return {"problems": len(correct), **asdict(wilson(sum(map(any, correct)), len(correct)))}
 
 
 def sft_rows(
-    tasks: Iterable[Task], student: Student, question_weight: float = 0.0
+    tasks: Sequence[Task],
+    student: Student,
+    question_weight: float = 0.0,
+    settings: SearchConfig | None = None,
 ) -> list[TrainRow]:
     """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first
-    one is never predicted).
+    one is never predicted), and what a world answered nothing.
+    `settings` are those of turns in worlds.
     """
     rows: list[TrainRow] = []
-    for task in tasks:
-        prompt, completion = student.worked(task)
+    for shown in work_out(student, settings, tasks):
+        prompt, completion, mask = shown
         weights = (1.0,) * len(completion)
         if question_weight:  # the question is a part of what is predicted then
             prompt, completion = prompt[:1], (*prompt[1:], *completion)
-            weights = (question_weight,) * (len(completion) - len(weights)) + weights
+            before = len(completion) - len(weights)
+            weights = (question_weight,) * before + weights
+            mask = (True,) * before + mask if mask else ()
         rows.append(
-            TrainRow(tuple(prompt), tuple(completion), weights=weights, kind="demonstration")
+            TrainRow(
+                tuple(prompt), tuple(completion), weights=weights, kind="demonstration", mask=mask
+            )
         )
     return rows
 
@@ -222,7 +247,7 @@ def check_known(tasks: Iterable[Task], student: Student) -> None:
     if unknown is None or unknown in ends:  # a tokenizer of bytes, which knows all
         return
     for task in tasks:
-        for text in (task.problem.question, task.solution or ""):
+        for text in (task.problem.question, *solution_texts(task)):
             if unknown not in student.encode(text):
                 continue
             words = re.finditer(r"\S+\s*", text)
@@ -234,8 +259,18 @@ def check_known(tasks: Iterable[Task], student: Student) -> None:
             )
 
 
+def solution_texts(task: Task) -> list[str]:
+    """What a student of a small vocabulary writes in a worked solution."""
+    source = source_of(task.problem)
+    return [*map(write_line, source.turns(task))] if source.worlds else [task.solution or ""]
+
+
 def learnable_rows(
-    tasks: Sequence[Task], student: Student, question_weight: float, progress: Progress
+    tasks: Sequence[Task],
+    student: Student,
+    question_weight: float,
+    progress: Progress,
+    settings: SearchConfig | None = None,
 ) -> list[TrainRow]:
     """`sft_rows` of the tasks that the model has positions for; `progress` gets a line about the
     others.
@@ -244,7 +279,7 @@ def learnable_rows(
     rows are too long.
     """
     check_known(tasks, student)
-    rows = sft_rows(tasks, student, question_weight)
+    rows = sft_rows(tasks, student, question_weight, settings)
     most = getattr(text_config(student.model), "max_position_embeddings", None) or math.inf
     lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]

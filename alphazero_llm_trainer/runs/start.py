@@ -17,11 +17,11 @@ from ..config.load import Config, check_read, load_training, resolve_name, user_
 from ..config.refusals import refuse_conflicts
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from ..learning.collector import scripted_teacher
+from ..learning.collector import check_worlds, scripted_teacher
 from ..learning.earned import measures_perplexity
-from ..learning.methods.registry import METHODS, method_of
+from ..learning.methods.by_name import METHODS, method_of
 from ..learning.prepared import Prepared
-from ..learning.size import RunSize, rank_and_size, replayed
+from ..learning.size import RunSize, rank_and_size, replay_share
 from ..policy.folders import (
     ADAPTER_CONFIG,
     check_critic,
@@ -32,8 +32,8 @@ from ..policy.folders import (
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.registry import open_source
 from ..rewards.custom import JUDGE, open_reward
-from .hub import check_hub
 from .tracking import check_tracker
+from .upload import check_hub
 
 
 def prepare(config: Config) -> Prepared:
@@ -47,7 +47,7 @@ def prepare(config: Config) -> Prepared:
     config = with_context(config, source)
     # Demonstrations are the first tasks of the train split unless the source has others; questions
     # are the ones after them.
-    replay = demonstrations_of(config, train.demonstrations if replayed(config) else 0)
+    replay = demonstrations_of(config, train.demonstrations if replay_share(config) else 0)
     start = len(replay)
     if start and not asked(source, "train", 1, start):
         raise ConfigError(
@@ -80,6 +80,7 @@ def check_searches(config: Config) -> None:
     """Raise ConfigError for settings of training searches that contradict each other."""
     method, valued = method_of(config.train.method), config.search.value is not None
     refuse_conflicts(config, "training searches", method=method, valued=valued)
+    check_worlds(config, method)
 
 
 def check_run(config: Config) -> None:
@@ -141,7 +142,7 @@ def check_method(config: Config) -> None:
             "and this run measures no perplexity: add --use-grpo with train.reward=combined and "
             "rewards.use_student_model=true, or leave it out"
         )
-    if train.demonstrations and train.demonstration_share is None and not replayed(config):
+    if train.demonstrations and train.demonstration_share is None and not replay_share(config):
         unread["train.demonstrations"] = (
             "and nothing is replayed of this source: set train.demonstration_share, or leave it out"
         )
@@ -168,15 +169,15 @@ def load_run(
             for key in ("eval_size", "validation_size")
             if key not in given
         }
-        return config.changed(train=sizes)
+        return config.with_values(train=sizes)
     source, train = open_source(config), config.train
     if source.endless:
         return config
-    first = train.demonstrations if replayed(config) else 0
+    first = train.demonstrations if replay_share(config) else 0
     there = len(asked(source, "train", train.num_examples, first))
     if not there:  # which `prepare` explains
         return config
-    return config.changed(train={"num_examples": there})
+    return config.with_values(train={"num_examples": there})
 
 
 def start_of(config: Config, spec: StudentModel) -> str:

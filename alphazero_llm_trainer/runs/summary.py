@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
-from ..live import duration, last_tree
+from ..live import last_tree, show_duration
 from ..tree.arena import Tree
 from ..tree.extract import endings, trajectories
 from ..tree.graded import FAILED, FAILED_REWARD
 from ..types import Cost
 
-TRIED = (
+SUMMARY_LINES = (
     32  # questions: a server that refuses them before any answer refuses all; refusals are quick
 )
 
@@ -53,7 +53,7 @@ class Summary:
         self.cost.add(Cost(**record["cost"]))
         if record["ended_by"].startswith((FAILED, FAILED_REWARD)):
             self.skipped += 1
-            first = self.skipped == min(TRIED, self.questions) and not self.session_trees
+            first = self.skipped == min(SUMMARY_LINES, self.questions) and not self.session_trees
             if first and record.get("tokens") == "server":
                 raise RequestError(record["ended_by"].removeprefix(FAILED))
             return f"{record['key']}: {record['ended_by']}"
@@ -75,7 +75,7 @@ class Summary:
         lines = [f"{self.trees:,} of {self.questions:,} questions have a tree in {folder}"]
         if self.session_trees:
             lines.append(
-                f"searched now: {self.session_trees:,} in {duration(self.seconds)}; {self.right:,} "
+                f"searched now: {self.session_trees:,} in {show_duration(self.seconds)}; {self.right:,} "
                 f"of {self.responses:,} responses are right, and {self.solved_trees:,} trees have "
                 f"a right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
             )

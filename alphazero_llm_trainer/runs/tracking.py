@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..files import flat
+from ..files import flatten_keys
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
@@ -83,7 +83,10 @@ class Tracking:
             )
             self.tracker.start()
             self.tracker.store_init_configuration(
-                {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(kept)}
+                {
+                    k: v if isinstance(v, bool | int | float | str) else str(v)
+                    for k, v in flatten_keys(kept)
+                }
             )
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
@@ -92,7 +95,8 @@ class Tracking:
         """
         if self.tracker is not None:
             self.tracker.log(
-                {k: float(v) for k, v in flat(values) if isinstance(v, int | float)}, step=step
+                {k: float(v) for k, v in flatten_keys(values) if isinstance(v, int | float)},
+                step=step,
             )
 
     def finish(self) -> None:

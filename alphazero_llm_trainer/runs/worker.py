@@ -18,7 +18,7 @@ from ..config.refusals import refuse_conflicts
 from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
 from ..learning.collector import Collector
-from ..learning.methods.registry import method_of
+from ..learning.methods.by_name import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity

@@ -69,13 +69,13 @@ class OnRay:
     """
 
     def __init__(self, job: SampleJob) -> None:
-        connect(job.address, job.workers)
+        connect_ray(job.address, job.workers)
         import ray
 
         # Each keeps ledgers of its own, of its share of the teachers' budget; a new process begins
         # anew.
         budget = job.config.teachers.budget.share(job.workers)
-        config = job.config.changed(teachers={"budget": budget})
+        config = job.config.with_values(teachers={"budget": budget})
         gpus = min(ray.cluster_resources().get("GPU", 0) / job.workers, 1)
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=1)(Worker)
         job = replace(job, config=config, tasks=())
@@ -118,7 +118,7 @@ class OnRay:
         ray.shutdown()
 
 
-def connect(address: str | None, cpus: int) -> None:
+def connect_ray(address: str | None, cpus: int) -> None:
     """Connect to Ray, or start it here on so many logical cores.
 
     Raises ConfigError when Ray is not installed or nothing answers at the address.

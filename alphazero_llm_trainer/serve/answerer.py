@@ -13,7 +13,7 @@ from ..chat.remote import RemoteStudent
 from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
-from ..eval.methods import METHODS
+from ..eval.methods import ANSWERING
 from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..policy.engine_steps import drawing_cost
@@ -22,7 +22,7 @@ from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
 from ..types import Cost, Problem, token_text
 from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
-from .text import TextReader, cut
+from .text_reader import TextReader, cut_at_stop
 from .wire import DEADLINE, AnswerOutcome, WireToken
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
@@ -83,11 +83,11 @@ class Answerer:
             outcome = await self.answer_by_search(wanted, problem, seed, due, grown)
             tell(outcome.text, ())
             return outcome
-        return await self.sampled(wanted, seed, due, tell)
+        return await self.sample_answer(wanted, seed, due, tell)
 
     # -- a plain sample ----------------------------------------------------------------------------
 
-    async def sampled(
+    async def sample_answer(
         self, wanted: WantedAnswer, seed: int, due: float | None, tell: Tell
     ) -> AnswerOutcome:
         """A response, of `search.max_tokens` where the request names no number; OpenAI's default
@@ -141,7 +141,7 @@ class Answerer:
         outcome.token_ids, outcome.logprobs = drawn.token_ids, drawn.logprobs
         if outcome.tokens is not None:
             tops = drawn.top or [()] * len(drawn.logprobs)
-            outcome.tokens = self.read_tokens(reader, drawn, 0, reader.kept())
+            outcome.tokens = self.read_tokens(reader, drawn, 0, reader.count_kept())
             if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
                 # As vLLM: clients count tokens.
                 outcome.tokens.append(self.token("", drawn.logprobs[-1], tops[-1]))
@@ -165,7 +165,7 @@ class Answerer:
             reader.end()
         text, tokens = reader.delta(final), []
         if isinstance(body, ChatBody) and body.alternatives is not None:
-            tokens = self.read_tokens(reader, drawn, told, reader.shown())
+            tokens = self.read_tokens(reader, drawn, told, reader.count_shown())
         tell(text, tokens)
         return told + len(tokens)
 
@@ -210,7 +210,7 @@ class Answerer:
         watching = asyncio.ensure_future(watch_growth(tree, grown))
         try:
             async with asyncio.timeout_at(due):
-                response, ended_by = await answer(method.name, attempt)
+                response, ended_by = await answer_within(method.name, attempt)
         except TimeoutError:
             best = attempt.best(attempt.candidates)
             response = None if best is None else best.text
@@ -233,13 +233,13 @@ class Answerer:
             choice = Choice(
                 node, text, None, tree.N[node], 0.0, "no response was finished: the best beginning"
             )
-        text, stop = cut(choice.response, body.stops)
+        text, stop = cut_at_stop(choice.response, body.stops)
         whole = (
             response is not None
             or stop is not None
             or extract(choice.response, strict=True) is not None
         )
-        finish, ids = "stop" if whole else "length", response_ids(tree, choice)
+        finish, ids = "stop" if whole else "length", chosen_ids(tree, choice)
         return AnswerOutcome(
             text, finish, seed, attempt.cost, ended_by, ids, stop=stop, tree=tree, choice=choice
         )
@@ -251,7 +251,7 @@ class Answerer:
             "temperature": wanted.body.temperature,
         }
         changes = {name: value for name, value in asked.items() if value is not None}
-        config = self.config.changed(search=changes)
+        config = self.config.with_values(search=changes)
         remote = isinstance(self.student, RemoteStudent)
         student: Any = (
             replace(self.student, messages=wanted.messages)
@@ -274,11 +274,11 @@ async def watch_growth(tree: Tree, grown: Callable[[Tree], None]) -> None:
             grown(tree.ahead())
 
 
-async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:
+async def answer_within(name: str, attempt: Attempt) -> tuple[str | None, str]:
     """The answer of a method; a search that has none within its budget draws a response with what
     is left.
     """
-    response, ended_by = await METHODS[name](attempt)
+    response, ended_by = await ANSWERING[name](attempt)
     if (
         name == MCTS
         and response is None
@@ -289,7 +289,7 @@ async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:
     return response, ended_by
 
 
-def response_ids(tree: Tree, choice: Choice) -> tuple[int, ...]:
+def chosen_ids(tree: Tree, choice: Choice) -> tuple[int, ...]:
     """The tokens of the chosen response, which may go on from its node outside the tree."""
     ids = tree.sequence(choice.node)[0]
     if tree.verdict[choice.node] is None:

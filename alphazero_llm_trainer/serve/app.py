@@ -59,10 +59,12 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
             rebinding). Other pages can't ask without leave: browsers send no JSON across origins
             that wasn't asked for first.
     """
-    app = FastAPI(title="alphazero-llm-trainer", exception_handlers=dict.fromkeys(REFUSED, refused))
+    app = FastAPI(
+        title="alphazero-llm-trainer", exception_handlers=dict.fromkeys(REFUSED, refusal_response)
+    )
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    guarded = APIRouter(dependencies=[Depends(lock(keys))] if keys else [])
+    guarded = APIRouter(dependencies=[Depends(require_key(keys))] if keys else [])
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -83,18 +85,18 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
         return {"object": "list", "data": [model(name) for name in service.models.listed]}
 
     @guarded.get("/v1/models/{name}")
-    async def named(name: str) -> Model:
+    async def name_model(name: str) -> Model:
         service.models.of(name)
         return model(name)
 
     @guarded.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}})
     async def chat(request: Request, body: ChatBody) -> Response:
         wanted = chat_request(body, service.student, service.models)
-        return await answer(request, service, [wanted])
+        return await send_answer(request, service, [wanted])
 
     @guarded.post("/v1/completions", responses={200: {"model": Completion}})
     async def completion(request: Request, body: CompletionBody) -> Response:
-        return await answer(
+        return await send_answer(
             request, service, completion_request(body, service.student, service.models)
         )
 
@@ -102,7 +104,7 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
     return app
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def refusal_response(request: Request, error: Exception) -> Response:
     """The answer to a request that can't be served; what broke here is raised again behind it, for
     the log.
     """
@@ -110,7 +112,7 @@ async def refused(request: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error), refusal.status_code, refusal.headers)
 
 
-def lock(keys: Sequence[str]) -> Any:
+def require_key(keys: Sequence[str]) -> Any:
     """A dependency that wants one of the keys."""
 
     async def opens(
@@ -138,7 +140,7 @@ class Bounded:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size = 0
 
-        async def counted() -> Any:
+        async def count_bytes() -> Any:
             nonlocal size
             message = await receive()
             came = len(message.get("body", b""))
@@ -153,7 +155,7 @@ class Bounded:
             return message
 
         try:
-            await self.app(scope, counted, send)
+            await self.app(scope, count_bytes, send)
         finally:
             self.held -= size
 
@@ -161,11 +163,11 @@ class Bounded:
 # -- an answer -------------------------------------------------------------------------------------
 
 
-async def answer(request: Request, service: Service, asked: list[WantedAnswer]) -> Response:
+async def send_answer(request: Request, service: Service, asked: list[WantedAnswer]) -> Response:
     """The response to a request. When its client goes, whatever works on it is cancelled."""
     chunks: Chunks = asyncio.Queue()
     work = asyncio.ensure_future(service(asked, chunks.put_nowait))
-    gone = asyncio.ensure_future(disconnected(request))
+    gone = asyncio.ensure_future(wait_disconnect(request))
     gone.add_done_callback(lambda _: work.cancel())
     work.add_done_callback(lambda _: gone.cancel())
     work.add_done_callback(lambda _: chunks.put_nowait(None))
@@ -178,7 +180,7 @@ async def answer(request: Request, service: Service, asked: list[WantedAnswer]) 
     return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
 
 
-async def disconnected(request: Request) -> None:
+async def wait_disconnect(request: Request) -> None:
     """Wait until the client goes away."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -190,15 +192,15 @@ async def event_stream(
     """The chunks as server-sent events; an error among them is the last one before the end."""
     chunk: dict[str, Any] | None = first
     while chunk is not None:
-        yield event(chunk)
+        yield write_event(chunk)
         chunk = await chunks.get()
     error = None if work.cancelled() else work.exception()
     if error is not None:
-        yield event(error_body(error))
+        yield write_event(error_body(error))
     yield "data: [DONE]\n\n"
     if error is not None and api_error(error).status_code == 500:
         raise error  # for the log
 
 
-def event(chunk: dict[str, Any]) -> str:
+def write_event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk, separators=(',', ':'), allow_nan=False)}\n\n"

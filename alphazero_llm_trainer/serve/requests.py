@@ -37,7 +37,7 @@ IGNORED = {
 }  # fmt: skip
 EMPTY: tuple[Any, ...] = ([], {}, "", 0, False)
 SAMPLE, MCTS = "sample", "mcts"
-JUDGED = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
+JUDGED_METHODS = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
 OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
 # Parameters that mean nothing to a method; to those that aren't here, OF_SAMPLE and `simulations`.
 UNFIT = {SAMPLE: ("budget_tokens", "simulations", "return_tree"), MCTS: ("logprobs", "top_p")}
@@ -48,9 +48,9 @@ MOST_BUDGET = 20_000  # tokens of a search that a request may ask for
 SEED_BITS = 63  # the engine's seeds have no sign
 MOST_LOGPROBS = 20  # alternatives to each token
 MOST_COUNTED = 1 << 31  # of anything that a client names a number of
-LONGEST = 200  # characters of a message, and of a name that a client may have made up
+LONGEST_NAME = 200  # characters of a message, and of a name that a client may have made up
 
-Count = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
+FieldCount = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -95,13 +95,15 @@ def not_valid(first: Mapping[str, Any]) -> ApiError:
         return ApiError(
             "the body: send a JSON object, with Content-Type: application/json", code="invalid_json"
         )
-    param = ascii(path[0])[1:-1][:LONGEST]
+    param = ascii(path[0])[1:-1][:LONGEST_NAME]
     place = ".".join([param, *map(str, path[1:])])
     unknown = first["type"] == "extra_forbidden"
     message = (
         f"{place} is not offered here: leave it out" if unknown else f"{place}: {first['msg']}"
     )
-    return ApiError(message[:LONGEST], param, "unknown_parameter" if unknown else "invalid_value")
+    return ApiError(
+        message[:LONGEST_NAME], param, "unknown_parameter" if unknown else "invalid_value"
+    )
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
@@ -143,7 +145,8 @@ class Models:
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
         methods = [
-            ServedMethod(label, label) for label in (SAMPLE, MCTS, *(JUDGED if judged else ()))
+            ServedMethod(label, label)
+            for label in (SAMPLE, MCTS, *(JUDGED_METHODS if judged else ()))
         ]
         for label, method in {
             "majority": "majority",
@@ -153,7 +156,7 @@ class Models:
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
         self.known = ", ".join(shown)
-        self.searching = [MCTS, *(JUDGED if judged else ())]
+        self.searching = [MCTS, *(JUDGED_METHODS if judged else ())]
         self.listed = [name, *(f"{name}@{label}" for label in shown)]
         if default not in self.methods:
             raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
@@ -165,7 +168,7 @@ class Models:
         """
         name, at, suffix = model.partition("@")
         if name != self.name or (at and suffix not in self.methods):
-            message = f"there is no model {model[:LONGEST]!r}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
+            message = f"there is no model {model[:LONGEST_NAME]!r}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
             raise ApiError(message, "model", "model_not_found", 404)
         label = method or suffix
         if label and label not in self.methods:
@@ -195,12 +198,12 @@ class RequestBody(BaseModel):
     )
     stream: bool = False
     stream_options: ChatCompletionStreamOptionsParam = {}
-    deadline_ms: Count | None = None
+    deadline_ms: FieldCount | None = None
     return_token_ids: bool = False
 
     @model_validator(mode="before")
     @classmethod
-    def _offered(cls, fields: Any) -> Any:
+    def _drop_empty(cls, fields: Any) -> Any:
         """The parameters without those that ask for nothing."""
         if not isinstance(fields, dict):
             return fields
@@ -228,13 +231,13 @@ class ChatBody(RequestBody):
     """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: FieldCount | None = None
+    max_completion_tokens: FieldCount | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     method: str | None = None
     budget_tokens: Annotated[int, Field(ge=1, le=MOST_BUDGET)] | None = None
-    simulations: Count | None = None
+    simulations: FieldCount | None = None
     return_tree: bool = False
     continue_final_message: bool = (
         False  # as vLLM's: the answer goes on from the last message, the assistant's
@@ -296,7 +299,7 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
     ApiError.
     """
     method = models.of(body.model, body.method)
-    check(body, method)
+    check_body(body, method)
     messages = [message.wire() for message in body.messages]
     users = [message["content"] for message in messages if message["role"] == "user"]
     if not users:
@@ -326,7 +329,7 @@ def check_remote(searches: bool) -> None:
         )
 
 
-def check(body: ChatBody, method: ServedMethod) -> None:
+def check_body(body: ChatBody, method: ServedMethod) -> None:
     """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would
     ignore.
     """

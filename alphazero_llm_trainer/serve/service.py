@@ -16,13 +16,13 @@ from typing import Any
 from ..config.sections import ServeConfig
 from ..errors import ConfigError
 from ..mcts.seeds import derive_seed
-from ..mcts.waiting import together
+from ..mcts.waiting import gather_all
 from ..problems.load import SERVER_TOKENS
 from ..tree.arena import Tree
 from ..tree.graded import tree_record
 from ..tree.journal import JOURNAL, Journal
 from ..types import Problem
-from ..viewer.record import pieces
+from ..viewer.record import token_pieces
 from .answerer import Answerer
 from .requests import ApiError, Models, WantedAnswer
 from .wire import DEADLINE, AnswerOutcome, Wire, WireToken
@@ -76,16 +76,19 @@ class Service:
                     logprobs = wire.logprobs(tokens) if tokens else None
                     emit(wire.chunk(index, text, logprobs=logprobs))
 
-            def grown(tree: Tree) -> None:
+            def show_tree(tree: Tree) -> None:
                 if body.stream and wire.grows:
                     emit(
-                        {**wire.chunk(index, ""), "alphazero": self.drawn({"tree": tree.to_dict()})}
+                        {
+                            **wire.chunk(index, ""),
+                            "alphazero": self.draw_tree({"tree": tree.to_dict()}),
+                        }
                     )
 
             if body.stream and wire.chat:
                 emit(wire.chunk(index, "", delta={"role": "assistant", "content": ""}))
             seed = derive_seed(wanted.seed, number) if number else wanted.seed
-            outcome = await self.answerer(wanted, seed, due, tell, name, grown)
+            outcome = await self.answerer(wanted, seed, due, tell, name, show_tree)
             outcome.cost.seconds = asyncio.get_running_loop().time() - arrived
             if outcome.tree is not None:
                 outcome.trace_id = name
@@ -94,14 +97,14 @@ class Service:
                 emit(
                     {
                         **wire.chunk(index, "", **wire.ending(outcome)),
-                        "alphazero": self.drawn(wire.about(outcome)),
+                        "alphazero": self.draw_tree(wire.about(outcome)),
                     }
                 )
             return outcome
 
         async with self.place(due):
             numbered = [(wanted, number) for wanted in asked for number in range(body.n)]
-            outcomes = await together(
+            outcomes = await gather_all(
                 *(choice(index, *which) for index, which in enumerate(numbered))
             )
         if not body.stream:
@@ -110,10 +113,10 @@ class Service:
             emit({**wire.chunk(0, ""), "choices": [], "usage": wire.usage(outcomes)})
         return {}
 
-    def drawn(self, about: dict[str, Any]) -> dict[str, Any]:
+    def draw_tree(self, about: dict[str, Any]) -> dict[str, Any]:
         """`about`, with its tree's tokens as text where it has a tree."""
         if "tree" in about:
-            about["pieces"] = pieces(about, self.student.decode, self.texts)
+            about["pieces"] = token_pieces(about, self.student.decode, self.texts)
         return about
 
     @asynccontextmanager
@@ -144,7 +147,7 @@ class Service:
         if self.journal is None:
             return
         try:
-            self.journal.append(record(wanted, outcome, self.student.engine.version))
+            self.journal.append(answer_record(wanted, outcome, self.student.engine.version))
             self.journal.forget()  # served ids never come twice, and a server runs for long
         except OSError as error:  # a disk that is full costs the trees from then on, and no answer
             log.warning(
@@ -154,7 +157,7 @@ class Service:
             self.journal = None
 
 
-def record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[str, Any]:
+def answer_record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[str, Any]:
     """An answer's journal line, as `collect` writes those of training: nobody knows the gold answer
     here.
     """

@@ -159,8 +159,8 @@ class Wire:
         if self.chat:
             content = []
             for token in tokens:
-                others = [spelled(*other) for other in token.top]
-                content.append({**spelled(token.text, token.logprob), "top_logprobs": others})
+                others = [spell_token(*other) for other in token.top]
+                content.append({**spell_token(token.text, token.logprob), "top_logprobs": others})
             return {"content": content}
         # From the least likely alternative on, so that the likeliest of equal texts stays.
         tops = [dict(reversed(token.top)) for token in tokens]
@@ -174,5 +174,5 @@ class Wire:
         }
 
 
-def spelled(text: str, logprob: float) -> dict[str, Any]:
+def spell_token(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

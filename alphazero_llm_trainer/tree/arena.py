@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..types import STUDENT, Direction, RewardParts, Step
-from .columns import COLUMNS, UNSET, Rollout, SavedTree
+from .columns import COLUMNS, UNSET, Rollout, SavedColumns
 
 ROOT = 0
 
@@ -14,7 +14,7 @@ REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 
 
-class Tree(SavedTree):
+class Tree(SavedColumns):
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the
     prompt, no tokens).
 
@@ -122,11 +122,13 @@ class Tree(SavedTree):
             self.best += [0.0] * count
         for name, unset in UNSET.items():
             getattr(self, name).extend([unset] * count)
+        self.seen[-count or len(self.seen) :] = [step.seen for step in steps]
 
     def _conflicts(self, child: int, step: Step) -> bool:
         # A text with and without the end token is one step only when the tokens agree: a response
         # may end there or not.
-        mine, theirs = self.token_ids[child], step.token_ids
+        # What a world answered follows from the turn.
+        mine, theirs = (one.token_ids[: one.drawn] for one in (self.step(child), step))
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
 
     def checked(self, nodes: Iterable[int]) -> bool:
@@ -213,9 +215,9 @@ class Tree(SavedTree):
         return self.W[node] / self.N[node] if self.N[node] else 0.0
 
     def maximise(self) -> None:
-        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d steps
-        below it: no mean of draws, where a step leads to one state and the next one is chosen. What
-        was backed up before counts too.
+        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d
+        steps below it: no mean of draws, where a step leads to one state and the next one is
+        chosen. What was backed up before counts too.
         """
         if self.best is None:
             self.best = [0.0] * len(self)
@@ -258,7 +260,11 @@ class Tree(SavedTree):
 
     def steps(self, node: int) -> list[Step]:
         """The steps down to `node`."""
-        return [Step(self.token_ids[i], self.logprobs[i], self.text[i]) for i in self.path(node)]
+        return [self.step(i) for i in self.path(node)]
+
+    def step(self, node: int) -> Step:
+        """A node's own step."""
+        return Step(self.token_ids[node], self.logprobs[node], self.text[node], self.seen[node])
 
     def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""

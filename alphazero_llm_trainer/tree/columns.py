@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ..errors import DataError
-from ..types import STUDENT, Direction
+from ..types import STUDENT, Direction, Observation
 
-FORMAT = 2
+FORMAT = 3
+WITHOUT_TURNS = 2  # of a tree without turns
 
 # What a new node has in the columns that its step doesn't fill.
 UNSET: dict[str, Any] = {
@@ -16,7 +18,7 @@ UNSET: dict[str, Any] = {
     "direction": str(Direction.NONE),
     "N": 0,
     "W": 0.0,
-    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", "outcome")),
+    **dict.fromkeys(("V", "prm", "verdict", "reward", "hre", "pre", "outcome", "seen")),
     "samples": 0,
     "expanded": False,
     "unread": False,
@@ -62,7 +64,7 @@ class Columns:
     token_ids: list[tuple[int, ...]]  # the step's token ids
     # Nats, under the policy that sampled them (a teacher's step: under the student).
     logprobs: list[tuple[float, ...]]
-    text: list[str]  # what the tokens decode to
+    text: list[str]  # what the drawn tokens decode to
     source: list[str]  # "student" or "teacher:<name>"
     direction: list[str]  # "right", "wrong" or "none": what the proposer was asked for
     N: list[int]  # visits
@@ -72,7 +74,7 @@ class Columns:
     prm: list[float | None]  # process reward, None without a model
     samples: list[int]  # complete responses that ended here
     expanded: list[bool]  # its children were asked for
-    # Why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere.
+    # Why a terminal node is one, a verdict of `steps.end_verdict` or "rejected"; None elsewhere.
     verdict: list[str | None]
     reward: list[float | None]  # a terminal node's reward in [0, 1]
     hre: list[float | None]  # the reward's correctness part, None where gold is unknown
@@ -81,16 +83,18 @@ class Columns:
     outcome: list[float | None]
     # The step states something that the verifier could not check: saved where one does.
     unread: list[bool]
+    # What a world answered to the node's turn, whose tokens come last: saved where one did.
+    seen: list[Observation | None]
     virtual: list[int]
     drawn: list[int]
 
 
-OPTIONAL = ("outcome", "unread")  # columns that are saved where a node has something there
+OPTIONAL = ("outcome", "unread", "seen")  # columns that are saved where a node has something there
 UNSAVED = (*OPTIONAL, "virtual", "drawn")
 COLUMNS = tuple(name for name in Columns.__annotations__ if name not in UNSAVED)
 
 
-class SavedTree(Columns):
+class SavedColumns(Columns):
     """Columns with a history, as they are saved. See `Tree`, which reads and grows them."""
 
     children: list[list[int]]
@@ -116,17 +120,18 @@ class SavedTree(Columns):
         history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
         if self.discount != 1.0:
             columns["discount"] = self.discount
-        return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
+        number = FORMAT if "seen" in columns else WITHOUT_TURNS
+        return {"format": number, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
     def from_dict(cls, raw: Any) -> Self:
         """The tree that `to_dict` saved. Raises DataError for what it can't have saved."""
         tree = cls()
         try:
-            if raw["format"] != FORMAT:
+            if raw["format"] not in (WITHOUT_TURNS, FORMAT):
                 raise DataError(
                     f"a tree's format is {raw['format']!r}, "
-                    f"this version reads {FORMAT}: search it again"
+                    f"this version reads {WITHOUT_TURNS} and {FORMAT}: search it again"
                 )
             for name in COLUMNS:
                 setattr(tree, name, list(raw[name]))
@@ -135,6 +140,7 @@ class SavedTree(Columns):
                 setattr(tree, name, list(raw.get(name) or [UNSET[name]] * count))
             tree.token_ids = [tuple(ids) for ids in tree.token_ids]
             tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
+            tree.seen = [as_observation(row) for row in tree.seen]
             tree.rollouts = [
                 Rollout(node, tuple(ids), tuple(logprobs), *rest)
                 for node, ids, logprobs, *rest in raw["rollouts"]
@@ -145,6 +151,10 @@ class SavedTree(Columns):
                 any(len(getattr(tree, name)) != count for name in (*COLUMNS, *OPTIONAL))
                 or any(len(ids) != len(logprobs) for ids, logprobs in spans)
                 or any(parent >= node for node, parent in enumerate(tree.parent))
+                or any(
+                    seen is not None and not 0 <= seen.tokens <= len(ids)
+                    for seen, ids in zip(tree.seen, tree.token_ids, strict=True)
+                )
             ):
                 raise ValueError("columns that don't fit each other")
             tree.children = [[] for _ in range(count)]
@@ -160,3 +170,11 @@ class SavedTree(Columns):
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"a saved tree can't be read ({error!r}): search it again") from error
         return tree
+
+
+def as_observation(row: Any) -> Observation | None:
+    """A row of the column `seen`, as JSON has it. Raises TypeError or ValueError for another."""
+    if row is None:
+        return None
+    tokens, text, calls, errors = row
+    return Observation(operator.index(tokens), text, tuple(calls), tuple(errors))

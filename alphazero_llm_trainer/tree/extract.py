@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT
+from ..types import STUDENT, drawn_mask
 from .arena import REJECTED, ROOT, WHOLE, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -57,7 +57,8 @@ class Trajectory:
     often it was sampled; `source` is who wrote it: "student", or the teachers that wrote one of its
     steps ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its correctness, with the
     user's own reward where that takes part, and None where neither is known; `verdict` is why it
-    ended, as a terminal node's.
+    ended, as a terminal node's; `mask` `[T]` tells the tokens that were drawn from those that a
+    world gave, and () says that all were drawn.
     """
 
     token_ids: tuple[int, ...]
@@ -71,6 +72,7 @@ class Trajectory:
     text: str
     outcome: float | None = None
     verdict: str | None = None
+    mask: tuple[bool, ...] = ()
 
     @property
     def student(self) -> bool:
@@ -109,8 +111,17 @@ def trajectories(tree: Tree) -> list[Trajectory]:
                 text=tree.response(end.node) + end.text,
                 outcome=end.grade,
                 verdict=end.verdict,
+                mask=mask_to(tree, end.node),
             )
     return list(distinct.values())
+
+
+def mask_to(tree: Tree, node: int) -> tuple[bool, ...]:
+    """For each token of the response down to `node`, whether it was drawn `[T]`; () where a world
+    gave none.
+    """
+    steps = tree.steps(node)
+    return drawn_mask(steps) if any(step.seen for step in steps) else ()
 
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -139,7 +150,9 @@ def endings(tree: Tree) -> Counter[str]:
     """How many responses of a tree ended how: by a key of `SHORT`, or "answer"."""
     ends: Counter[str] = Counter()
     for response in trajectories(tree):
-        if response.verdict == "ended" and extract(response.text, words=True) is None:
+        # A world asks for no line that states the answer.
+        silent = response.verdict == "ended" and not response.mask
+        if silent and extract(response.text, words=True) is None:
             ends[SILENT] += response.samples
         elif response.verdict in SHORT:
             ends[response.verdict] += response.samples
@@ -190,6 +203,29 @@ def step_values(
         after = reward if node == OUTSIDE or not counts[node] else sums[node] / counts[node]
         values.append((after, before))
         parent = parent if node == OUTSIDE else node
+    return values
+
+
+def turn_values(
+    trajectory: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
+) -> list[tuple[float, float]]:
+    """`step_values` with a V(parent) that has none of the child's own samples.
+
+    Where no other turn was sampled after the parent, it is that of the nearest state above which
+    has other samples: a baseline needs to know nothing of what was chosen, and no more. Where all
+    samples went through the child, nothing tells what it is worth beside others: V is Q.
+    """
+    values, above = [], [ROOT]
+    for node in trajectory.nodes:
+        inside = node != OUTSIDE and counts[node] > 0
+        count, earned = (counts[node], sums[node]) if inside else (1, reward)
+        after = before = earned / count
+        for state in reversed(above):
+            if counts[state] > count:
+                before = (sums[state] - earned) / (counts[state] - count)
+                break
+        values.append((after, before))
+        above.append(above[-1] if node == OUTSIDE else node)
     return values
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..files import near_folder, parse_json, sync
+from ..files import near_folder, parse_json, sync_path
 
 JOURNAL = "journal.jsonl"
 
@@ -71,7 +71,7 @@ class Journal(Mapping[str, dict[str, Any]]):
             return
         try:
             self.sync()
-            sync(self.path.parent)
+            sync_path(self.path.parent)
         finally:
             # After a failed flush `close` would try once more, and raise a second time.
             with suppress(OSError):

@@ -19,12 +19,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from .record import payload, row
+from .record import page_payload, record_row
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("model.js", "panel.js", "tree.js", "list.js", "app.js")
 ASKING = (*SCRIPTS, "ask.js")  # of the page that asks a server
-MOST_BYTES = 12_000_000  # of embedded trees in one file; a browser opens that in seconds
+PAGE_BYTES = 12_000_000  # of embedded trees in one file; a browser opens that in seconds
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
 RUN_PAGE = "trees.html"  # the page of a run's folder
 MOST_TREES = 1_000  # embedded in it
@@ -37,8 +37,8 @@ def tree_page(record: Mapping[str, Any], *, title: str) -> str:
 
     Raises DataError where the record holds no tree.
     """
-    facts = {"title": title, "rows": [{"number": 0, **asdict(row(record))}], "single": True}
-    return _page(title, facts, {0: _json(payload(record))})
+    facts = {"title": title, "rows": [{"number": 0, **asdict(record_row(record))}], "single": True}
+    return _fill_page(title, facts, {0: _script_json(page_payload(record))})
 
 
 def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
@@ -46,21 +46,21 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     most `limit`.
 
     Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees
-    before smaller ones. In memory are the rows, the embedded trees (`MOST_BYTES`) and one record.
+    before smaller ones. In memory are the rows, the embedded trees (`PAGE_BYTES`) and one record.
     """
     rows: list[dict[str, Any]] = []
     kept: list[tuple[tuple[int, int, int], str]] = []  # a heap: the least interesting first
     size = 0
     for number, record in enumerate(records):
-        line = row(record)
+        line = record_row(record)
         rows.append({"number": number, **asdict(line)})
-        place = rank(rows[-1])
+        place = rank_row(rows[-1])
         if limit < 1 or (len(kept) >= limit and place < kept[0][0]):
             continue
-        text = _json(payload(record))
+        text = _script_json(page_payload(record))
         heapq.heappush(kept, (place, text))
         size += len(text)
-        while len(kept) > min(limit, MOST_ROWS) or (size > MOST_BYTES and len(kept) > 1):
+        while len(kept) > min(limit, MOST_ROWS) or (size > PAGE_BYTES and len(kept) > 1):
             size -= len(heapq.heappop(kept)[1])
     trees = {-place[2]: text for place, text in kept}
     known = {name: [line[name] for line in rows if line[name] is not None] for name in SUMS}
@@ -70,13 +70,13 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
         "outcomes": Counter(line["outcome"] for line in rows),
         "sums": {name: sum(values) for name, values in known.items() if values},
     }
-    rows = sorted(heapq.nlargest(MOST_ROWS, rows, rank), key=itemgetter("number"))
+    rows = sorted(heapq.nlargest(MOST_ROWS, rows, rank_row), key=itemgetter("number"))
     facts = {"title": title, "rows": rows, **totals, "single": False}
-    return _page(title, facts, dict(sorted(trees.items())))
+    return _fill_page(title, facts, dict(sorted(trees.items())))
 
 
 EXAMPLE = "Leo has 2 jars with 7 cards in each. Ana has 5 cards. How many cards do Leo and Ana have together?"
-FORM = """\
+SEARCH_FORM = """\
 <form id="ask" class="bar ask">
   <textarea id="question" rows="3" placeholder="{example}" aria-label="Question"></textarea>
   <label class="field">Method <select id="method">{methods}</select></label>
@@ -88,32 +88,32 @@ FORM = """\
 
 
 def ask_page(title: str, models: Sequence[str], budget: int) -> str:
-    """The page that asks its own server, with one of `models` and so many tokens, and draws the tree
-    as it grows.
+    """The page that asks its own server, with one of `models` and so many tokens, and draws the
+    tree as it grows.
     """
     names = ((html.escape(name), html.escape(name.rpartition("@")[2])) for name in models)
     methods = "".join(f'<option value="{name}">{label}</option>' for name, label in names)
     facts = {"title": title, "rows": [], "single": True, "asks": True}
-    form = FORM.format(methods=methods, budget=budget, example=EXAMPLE)
-    return _page(title, facts, {}, form, "connect-src 'self'; ")
+    form = SEARCH_FORM.format(methods=methods, budget=budget, example=EXAMPLE)
+    return _fill_page(title, facts, {}, form, "connect-src 'self'; ")
 
 
-def rank(line: Mapping[str, Any]) -> tuple[int, int, int]:
+def rank_row(line: Mapping[str, Any]) -> tuple[int, int, int]:
     """How interesting a row is, larger for more."""
     return -OUTCOMES.index(line["outcome"]), line["nodes"], -line["number"]
 
 
-def _page(
+def _fill_page(
     title: str, facts: dict[str, Any], trees: Mapping[int, str], form: str = "", more: str = ""
 ) -> str:
     # One function around all scripts: they share names with each other and nothing with the page.
     script = (
         '(() => {\n"use strict";\n'
-        + "\n".join(map(_asset, ASKING if form else SCRIPTS))
+        + "\n".join(map(_read_asset, ASKING if form else SCRIPTS))
         + "})();\n"
     )
-    css = _asset("page.css")
-    data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
+    css = _read_asset("page.css")
+    data = [f'<script type="application/json" id="facts">{_script_json(facts)}</script>']
     data += [
         f'<script type="application/json" id="tree-{n}">{text}</script>'
         for n, text in trees.items()
@@ -122,7 +122,7 @@ def _page(
         # Half a character, which can't be written, becomes a question mark.
         "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
-            f"default-src 'none'; {more}script-src {_hash(script)}; style-src {_hash(css)}; img-src "
+            f"default-src 'none'; {more}script-src {_text_hash(script)}; style-src {_text_hash(css)}; img-src "
             "data:; base-uri 'none'; form-action 'none'"
         ),
         "style": css,
@@ -131,18 +131,18 @@ def _page(
         "script": script,
     }
     # In one pass, so that what is filled in is never looked through for %%marks%%.
-    return re.sub(r"%%(\w+)%%", lambda mark: filled[mark[1]], _asset("page.html"))
+    return re.sub(r"%%(\w+)%%", lambda mark: filled[mark[1]], _read_asset("page.html"))
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def _json(value: Any) -> str:
+def _script_json(value: Any) -> str:
     """JSON in ASCII that can stand inside a script element: nothing in it ends or opens one."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _hash(text: str) -> str:
+def _text_hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

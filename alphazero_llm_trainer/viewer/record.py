@@ -37,7 +37,7 @@ ROLLOUT = (
     "samples",
     "outcome",
 )
-REJECTED = "rejected"
+REJECTED_VERDICT = "rejected"
 LOGPROB_DIGITS = 6  # of a nat; the page shows three
 QUESTION_LETTERS = 200  # of a question in the list
 
@@ -109,7 +109,7 @@ def choice_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in choice.items() if value is not None}
 
 
-def pieces(
+def token_pieces(
     record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]
 ) -> dict[str, str]:
     """The text of every token of the record, as `pieces` of a record; `known` is filled, for use
@@ -118,7 +118,7 @@ def pieces(
     tree = record["tree"]
     columns = (
         tree["token_ids"],
-        [rollout["token_ids"] for rollout in rollouts(tree)],
+        [rollout["token_ids"] for rollout in named_rollouts(tree)],
         [record.get("prompt_ids") or ()],
     )
     used = {token for column in columns for ids in column for token in ids}
@@ -127,7 +127,7 @@ def pieces(
     return {str(token): known[token] for token in sorted(used)}
 
 
-def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def record_responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected,
     then rollouts.
     """
@@ -145,36 +145,43 @@ def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         return "".join(reversed(parts))
 
     for node, verdict in enumerate(tree["verdict"]):
-        if verdict is not None and verdict != REJECTED and tree["N"][node] > 0:
+        if verdict is not None and verdict != REJECTED_VERDICT and tree["N"][node] > 0:
             grade = {name: tree[name][node] for name in ("hre", "pre", "reward", "samples")}
             yield (
                 down_to(node),
-                {**grade, "visits": tree["N"][node], "known": known(outcomes[node], grade["hre"])},
+                {
+                    **grade,
+                    "visits": tree["N"][node],
+                    "known": known_outcome(outcomes[node], grade["hre"]),
+                },
             )
-    for rollout in rollouts(tree):
+    for rollout in named_rollouts(tree):
         grade = {name: rollout[name] for name in ("hre", "pre", "reward", "samples")}
-        grade |= {"visits": rollout["count"], "known": known(rollout.get("outcome"), grade["hre"])}
+        grade |= {
+            "visits": rollout["count"],
+            "known": known_outcome(rollout.get("outcome"), grade["hre"]),
+        }
         yield down_to(rollout["node"]) + rollout["text"], grade
 
 
-def known(outcome: float | None, hre: float | None) -> float | None:
+def known_outcome(outcome: float | None, hre: float | None) -> float | None:
     """What a response is known to be worth: its outcome where the user's own reward takes part,
     else its correctness.
     """
     return hre if outcome is None else outcome
 
 
-def rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+def named_rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tree's rollouts by name."""
     return [dict(zip(ROLLOUT, row, strict=False)) for row in tree["rollouts"]]
 
 
-def row(record: Mapping[str, Any]) -> NodeRow:
+def record_row(record: Mapping[str, Any]) -> NodeRow:
     """The record's line in the list."""
     tree, problem = record["tree"], problem_of(record)
     right = samples = graded = 0
     answers: dict[str, _Said] = {}
-    for text, grade in responses(tree):
+    for text, grade in record_responses(tree):
         samples += grade["samples"]
         graded += grade["known"] is not None
         right += grade["samples"] if grade["known"] == 1.0 else 0
@@ -202,8 +209,8 @@ def row(record: Mapping[str, Any]) -> NodeRow:
     return NodeRow(
         key=name_of(record),
         id=problem["id"],
-        question=short(problem["question"]),
-        outcome=outcome(ended_by, right, samples, graded),
+        question=short_question(problem["question"]),
+        outcome=describe_outcome(ended_by, right, samples, graded),
         right=right,
         samples=samples,
         nodes=len(tree["parent"]),
@@ -217,13 +224,13 @@ def row(record: Mapping[str, Any]) -> NodeRow:
     )
 
 
-def short(question: str) -> str:
+def short_question(question: str) -> str:
     """A question's beginning, in one line."""
     line = " ".join(question.split())
     return line if len(line) <= QUESTION_LETTERS else line[: QUESTION_LETTERS - 1].rstrip() + "…"
 
 
-def outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
+def describe_outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
     """The outcome that `NodeRow` describes."""
     if ended_by.startswith("failed"):
         return "failed"
@@ -234,15 +241,16 @@ def outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
     return "right" if right == samples else "mixed" if right else "wrong"
 
 
-def payload(record: Mapping[str, Any]) -> dict[str, Any]:
+def page_payload(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the page draws of one record: its columns with log-probabilities rounded, the choice,
     the cost.
     """
     tree = record["tree"]
     drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
-    drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
+    drawn["logprobs"] = [_round_logprobs(values) for values in tree["logprobs"]]
     drawn["rollouts"] = [
-        {**rollout, "logprobs": _rounded(rollout["logprobs"])} for rollout in rollouts(tree)
+        {**rollout, "logprobs": _round_logprobs(rollout["logprobs"])}
+        for rollout in named_rollouts(tree)
     ]
     drawn["history"] = tree["history"]
     if "unread" in tree:
@@ -258,5 +266,5 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rounded(logprobs: list[float]) -> list[float]:
+def _round_logprobs(logprobs: list[float]) -> list[float]:
     return [round(value, LOGPROB_DIGITS) for value in logprobs]

@@ -25,7 +25,7 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
     for rollout in tree.rollouts:
         if rollout.token_ids:  # else it ended in a node that says so itself
             rolled.setdefault(rollout.node, []).append(rollout)
-    lines = [f"root  N={tree.N[0]} Q={_mean(tree, 0)}"]
+    lines = [f"root  N={tree.N[0]} Q={_mean_text(tree, 0)}"]
     stack: list[tuple[int, str, str]] = []  # (node, indent, a line that is ready where node is -1)
 
     def push(parent: int, indent: str) -> None:
@@ -51,7 +51,7 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
                 (
                     -1,
                     indent,
-                    f"  ~ {_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} "
+                    f"  ~ {_one_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} "
                     f"{rollout.reward:.3f}>",
                 )
             )
@@ -83,24 +83,26 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
             else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
         )
         value = "" if tree.V[node] is None else f" V={tree.V[node]:.3f}"
+        seen = tree.seen[node]
+        answer = "" if seen is None or not seen.text else f" -> {_one_line(seen.text)}"
         lines.append(
-            f"{indent}{star} {_line(text)}  N={tree.N[node]} "
-            f"Q={_mean(tree, node)}{value}{source}{verdict}"
+            f"{indent}{star} {_one_line(text)}{answer}  N={tree.N[node]} "
+            f"Q={_mean_text(tree, node)}{value}{source}{verdict}"
         )
         push(node, indent + "  ")
     return "\n".join(lines)
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     """A step of several lines as one: blank lines go, the others are joined by a slash."""
     joined = " / ".join(line.strip() for line in text.split("\n") if line.strip())
-    return plain(joined or text.strip("\n"))
+    return plain_line(joined or text.strip("\n"))
 
 
-def plain(text: str) -> str:
+def plain_line(text: str) -> str:
     """A line without what a terminal would obey: a model, or a server, may write anything."""
     return "".join(letter for letter in text if letter.isprintable() or letter == "\t")
 
 
-def _mean(tree: Any, node: int) -> str:
+def _mean_text(tree: Any, node: int) -> str:
     return f"{tree.W[node] / tree.N[node]:.3f}" if tree.N[node] else "-"

@@ -127,8 +127,8 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path, monkeypa
     other = {"train": {"clip_low": 0.1}}
     refused(r"train\.clip_low is 0\.1, the run in .* has 0\.2", goes_on, tasks, config=other)
     refused(r"did you mean runs/1/student\?", az.load, "runs/1", kind=CheckpointError)
-    monkeypatch.setattr(registry, "_held", {})  # as a new session begins
-    registry._opened.cache_clear()
+    monkeypatch.setattr(registry, "_held_sources", {})  # as a new session begins
+    registry._open_cached.cache_clear()
     refused("learns from tasks of a Python session: pass the same ones as `problems`", goes_on)
     card = read_json(run.folder / "run.json")
     assert goes_on(tasks).card["after"] == card["after"]

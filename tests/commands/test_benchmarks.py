@@ -1,12 +1,12 @@
 """The benchmarks' own machinery: siblings, values and noise are what they say."""
 
 import pytest
-from generations import GAMES, distances, exact_value, sibling
+from generations import GAMES, exact_value, sibling
 from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
-from alphazero_llm_trainer.problems.pancake import flip
+from alphazero_llm_trainer.problems.pancake import flip_distances, flip_row
 from alphazero_llm_trainer.problems.registry import open_source
 from alphazero_llm_trainer.types import Problem
 
@@ -14,27 +14,27 @@ from alphazero_llm_trainer.types import Problem
 def test_each_step_has_one_other_legal_step_as_sibling():
     game = GAMES["pancake"]
     problem = Problem("one", "8 flips: 32145", "pancake", 1)
-    flips = [f"{k}:{flip('41235', k)}" for k in range(2, 6)]
+    flips = [f"{k}:{flip_row('41235', k)}" for k in range(2, 6)]
     others = [sibling(game, problem, ["4:41235\n"], step) for step in flips]
     assert sorted(others) == sorted(flips)
     assert all(other != step for other, step in zip(others, flips, strict=True))
     # What isn't the flip that it says, and what ends the game, is its own.
     assert sibling(game, problem, ["4:41235\n"], "3:12345") == "3:12345"
     assert sibling(game, problem, [], "3:12345") == "3:12345"
-    assert {sibling(game, problem, [], f"{k}:{flip('32145', k)}")[0] for k in (2, 4, 5)} == set(
+    assert {sibling(game, problem, [], f"{k}:{flip_row('32145', k)}")[0] for k in (2, 4, 5)} == set(
         "245"
     )
 
 
 def test_the_exact_value_is_what_the_best_play_reaches():
-    table = distances(6)
+    table = flip_distances(6)
     assert (len(table), max(table.values())) == (720, 7)  # 6! rows; pancake numbers, OEIS A058986
     for row, needed in table.items():
-        after = [table[flip(row, count)] for count in range(2, 7)]
+        after = [table[flip_row(row, count)] for count in range(2, 7)]
         assert all(abs(needed - other) <= 1 for other in after)
         assert needed == 0 or min(after) == needed - 1
     problem = Problem("p", "4 flips: 31425", "pancake")
-    assert distances(5)["31425"] == 4
+    assert flip_distances(5)["31425"] == 4
     values = [("", 1.0, 0.5**4), ("3:41325\n", 1.0, 0.5**3), ("4:24135\n", 0.0, 0.0)]
     for steps, sure, discounted in values:
         assert exact_value(problem, steps.splitlines()) == sure

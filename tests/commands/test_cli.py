@@ -17,7 +17,7 @@ TINY = "--num-examples 4 --eval-size 4 --model embedded --set train.validation_s
 
 def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys, monkeypatch):
     """Tier `local` with nothing listening: failures are recorded, the student goes on alone."""
-    monkeypatch.setattr(client, "RETRIES", 0)  # each waits for seconds
+    monkeypatch.setattr(client, "TEACHER_RETRIES", 0)  # each waits for seconds
     config = tmp_path / "teachers.yaml"
     config.write_text(
         "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - "
@@ -40,7 +40,7 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
         assert main(["info", "--json", *flags]) == 0
         return json.loads(capsys.readouterr().out)["kernels"]
 
-    monkeypatch.setattr(kernel_build, "kernels", kernel_build.load_kernels)
+    monkeypatch.setattr(kernel_build, "open_kernels", kernel_build.load_kernels)
     monkeypatch.setenv("CC", "no-such-compiler")
     assert kernels().startswith(
         "transformers instead of C: there is no C compiler 'no-such-compiler'"

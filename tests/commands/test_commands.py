@@ -13,7 +13,7 @@ import yaml
 from tables import write_jsonl
 
 import alphazero_llm_trainer
-from alphazero_llm_trainer.cli.base import flag_layers, resolve
+from alphazero_llm_trainer.cli.base import flag_layers, resolve_config
 from alphazero_llm_trainer.cli.main import build_parser, main
 from alphazero_llm_trainer.environment.argv import OUR_ID
 
@@ -62,7 +62,7 @@ def test_a_checkout_that_is_not_installed_has_no_version_and_no_error():
 
 def resolved(*words):
     args = build_parser().parse_args(words)
-    return resolve(args), args
+    return resolve_config(args), args
 
 
 def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path, monkeypatch):

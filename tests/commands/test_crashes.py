@@ -30,7 +30,7 @@ from alphazero_llm_trainer.runs.folder import (
     read_manifest,
     write_manifest,
 )
-from alphazero_llm_trainer.runs.sample import identity, run_sample
+from alphazero_llm_trainer.runs.sample import job_identity, run_sample
 from alphazero_llm_trainer.runs.sample_folder import SampleFolder
 from alphazero_llm_trainer.tree.journal import JOURNAL, Journal
 
@@ -296,7 +296,7 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path, monkeypa
         nonlocal cuts
         if 0 < len(kept) < 5:
             shutil.copytree(left, tmp_path / "on", dirs_exist_ok=True)
-        folder = SampleFolder(left, identity(job), job.tasks, resume=True)
+        folder = SampleFolder(left, job_identity(job), job.tasks, resume=True)
         folder.begin(folder.stored.get("policy", {"name": "embedded"}))
         assert kept <= set(folder.journal) <= set(keys_of(job))
         folder.end("stopped")

@@ -32,7 +32,7 @@ from alphazero_llm_trainer.tree.extract import (
 from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.tree.journal import read
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
-from alphazero_llm_trainer.viewer.record import row
+from alphazero_llm_trainer.viewer.record import record_row
 
 TASK = Task(Problem("mine/1", "2 + 2?", "mine"), "4")
 
@@ -205,7 +205,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables():
     assert group_kind(found) == "mixed" and not any(one.right for one in found)
     cost = SimpleNamespace(as_dict=dict)
     graded = GradedTree("mine/1", TASK, tree, cost, "simulations", False, 0)
-    assert row(graded.record()).outcome == "wrong"
+    assert record_row(graded.record()).outcome == "wrong"
     summary = Summary()
     summary.add({"key": "mine/1", "ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
     assert (summary.responses, summary.right) == (4, 0)

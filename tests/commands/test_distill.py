@@ -21,7 +21,12 @@ from alphazero_llm_trainer.config.train import OptimizerConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
-from alphazero_llm_trainer.learning.methods.distill import DISTILL, DrawnRows, draws, load
+from alphazero_llm_trainer.learning.methods.distill import (
+    DISTILL,
+    DrawnRows,
+    count_draws,
+    load_teacher,
+)
 from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.learning.train_row import TrainRow
@@ -74,7 +79,7 @@ def builder(engine, tree):
     source = SimpleNamespace(demonstrations=[], size=None, config=config)
     made = DrawnRows(source, SimpleNamespace(prompt_ids=lambda question: PROMPT), None, engine)
     task = Task(Problem("p", "question", "numbers"), "1")
-    return made, made.drawn(GradedTree("0/p", task, tree, Cost(), "simulations", False, 0))
+    return made, made.draw_rows(GradedTree("0/p", task, tree, Cost(), "simulations", False, 0))
 
 
 def gradient(model, rows):
@@ -97,7 +102,7 @@ def taken(model):
 def test_a_token_counts_as_often_as_it_was_drawn(models):
     tree = a_tree(models[0])
     # (10, 11) and (12, EOS) of the first simulation; (12, EOS) again, and (14, 15), of the second.
-    assert draws(tree) == [0, 2, 3, 1, 1, 1]
+    assert count_draws(tree) == [0, 2, 3, 1, 1, 1]
     assert [(row.completion_ids, row.draws) for row in builder(None, tree)[1]] == [
         ((10, 11, 12, EOS), (3.0, 2.0, 3.0, 3.0)),
         ((10, 13, EOS), (0.0, 1.0, 1.0)),
@@ -109,7 +114,7 @@ def test_the_gradient_is_that_of_each_draw_by_itself(models):
     """Against a loop over draws, each alone under the model's own forward."""
     (model, teacher), stats = models, RoundStats(0)
     made, rows = builder(tiny_engine(teacher), a_tree(model))
-    loss, found = gradient(model, made.taught(rows, stats))
+    loss, found = gradient(model, made.teach_rows(rows, stats))
     drawn = [((), steps) for steps in FIRST] + [((10, 11), steps) for steps in THEN]
     tokens = sum(len(step) for _, steps in drawn for step in steps)
     expected = kl = torch.tensor(0.0)
@@ -219,7 +224,7 @@ def server():
 def test_a_server_scores_as_the_same_weights_here(server):
     config = settings(server.url, "engine.max_context=1000")
     student = load_student(config)
-    far, near = load(student, config), load(student, settings("embedded"))
+    far, near = load_teacher(student, config), load_teacher(student, settings("embedded"))
     prompt = student.prompt_ids("Tom has 3 bags. How many?")
     pair = [(prompt, tuple(student.encode("3 * 4 = 12\n"))), (prompt, (student.engine.eos_id,))]
     scores = [asyncio.run(engine.score(pair)) for engine in (far, near)]
@@ -231,7 +236,7 @@ def test_a_server_scores_as_the_same_weights_here(server):
 def refused(teacher, said):
     config = settings(teacher)
     with pytest.raises(ConfigError, match=rf"^train\.teacher is .*{said}.*$"):
-        load(load_student(config), config)
+        load_teacher(load_student(config), config)
 
 
 @pytest.mark.parametrize("broken", ["scores", "tokenizer", "gone"])
@@ -256,7 +261,7 @@ def test_a_teacher_of_other_tokens_or_of_a_shorter_context_is_refused(tmp_path):
     """One that knows all of the student's tokens, and more, may teach."""
     folder = tiny_chat(tmp_path / "other")
     student = load_student(settings(folder))
-    assert load(student, settings(folder)).vocabulary > student.engine.vocabulary
+    assert load_teacher(student, settings(folder)).vocabulary > student.engine.vocabulary
     shape, tokenizer = folder / "config.json", folder / "tokenizer.json"
     told = read_json(shape)
     write_json(shape, told | {"max_position_embeddings": 512})

@@ -10,7 +10,7 @@ from tables import read_json, read_jsonl, write_jsonl
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.eval import evaluation as eval_run
-from alphazero_llm_trainer.eval.methods import METHODS
+from alphazero_llm_trainer.eval.methods import ANSWERING
 from alphazero_llm_trainer.eval.names import METHOD_NAMES
 from alphazero_llm_trainer.live import StoppedError
 from alphazero_llm_trainer.problems.load import with_context
@@ -30,12 +30,12 @@ def results(out):
 
 def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
     out = tmp_path / "out"
-    assert set(METHOD_NAMES) == set(METHODS)
+    assert set(METHOD_NAMES) == set(ANSWERING)
     assert main([*SMALL, *f"--out {out} --samples 2".split()]) == 0
     said, found = capsys.readouterr().out, read_json(out / "results.json")
     assert said.startswith("embedded at 60 tokens: ") and "pass@k" in said
     cells = {(row["method"], row["budget"]) for row in found["rows"]}
-    assert cells == {(method, budget) for method in METHODS for budget in (60, 120)}
+    assert cells == {(method, budget) for method in ANSWERING for budget in (60, 120)}
     for row in found["rows"]:
         assert len(row["outcomes"]) == 12 and row["most_tokens"] <= row["budget"]
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
@@ -157,5 +157,5 @@ def test_a_source_s_long_prompts_are_in_the_context_and_in_the_plan(tmp_path):
     file = long_rows(tmp_path, 9000)
     assert context(file) > 9000
     config = load_training(overrides=[f"problems.source={file}", "engine.max_context=1024"])
-    assert "raise engine.max_context" in plan.context(config)
-    assert "raise" not in plan.context(with_context(load_training()))
+    assert "raise engine.max_context" in plan.describe_context(config)
+    assert "raise" not in plan.describe_context(with_context(load_training()))

@@ -17,7 +17,7 @@ import torch
 from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
-from alphazero_llm_trainer.learning.methods.alphazero import outcomes
+from alphazero_llm_trainer.learning.methods.alphazero import state_outcomes
 
 EXAMPLES = CHECKOUT / "examples"
 
@@ -68,7 +68,7 @@ def test_the_examples_rows_and_scores_are_what_they_say(example):
     value = torch.nn.Linear(student.model.config.hidden_size, 1)
     rows = []
     for saved in example.search(student, value, 1):
-        z = outcomes(saved.tree, example.DISCOUNT)
+        z = state_outcomes(saved.tree, example.DISCOUNT)
         known = {saved.tree.sequence(node)[0]: z[node] for node in z}
         for row in example.rows_of(saved, Random(0)):
             rows.append(row)
@@ -243,7 +243,7 @@ def test_examples_are_short_and_all_known_here():
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
     # serve_client runs in test_serve, prime_rl_trees in test_prime_rl.
     known = """
-        alphazero best_of_n coins horn own_rows own_task prime_rl_trees serve_client tree_credit trl_dpo
+        alphazero best_of_n coins horn own_rows own_task own_world prime_rl_trees serve_client tree_credit trl_dpo
         trl_sft
     """.split()
     assert {*files} == {*known}

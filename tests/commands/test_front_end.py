@@ -23,7 +23,7 @@ from alphazero_llm_trainer.cli.vf_eval import main as run
 from alphazero_llm_trainer.environment import front_end
 from alphazero_llm_trainer.environment import rollouts as report
 from alphazero_llm_trainer.environment.argv import OUR_ID, names_us
-from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, parse
+from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill_config, parse_config
 from alphazero_llm_trainer.errors import EXIT_USER_ERROR, AlphaZeroError
 
 # verifiers' own `vf-eval`
@@ -125,9 +125,9 @@ def test_perplexity_of_a_served_model_is_by_a_student_that_is_named(capsys, monk
         (model, False),
         ("", True),
     ):
-        config = parse(f"{OUR_ID} {line}".split())
-        fill(config)
-        [told] = front_end.plan(config)
+        config = parse_config(f"{OUR_ID} {line}".split())
+        fill_config(config)
+        [told] = front_end.describe_plan(config)
         assert ("; perplexity: under embedded, frozen" in told) is ended
 
 
@@ -225,8 +225,8 @@ def test_what_a_command_line_runs(line, called, given, monkeypatch):
 def test_what_is_left_open_is_filled_in(line, filled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numbers.yaml").write_text("problems: {source: numbers}\n")
-    config = parse([OUR_ID, *line.split()])
-    fill(config)
+    config = parse_config([OUR_ID, *line.split()])
+    fill_config(config)
     taskset, model = config.env.taskset, filled[0]
     told = [taskset.source, taskset.use_student_model, config.push, taskset.eval_size]
     assert [config.model, *told] == filled and model in str(config.run.name)
@@ -253,6 +253,6 @@ def test_the_summary_counts_only_what_ended(tmp_path):
     trace = {"errors": [{"message": "no\nroute"}], "rewards": {"a": None}}
     failed = {"ok": False, "errors": [], "traces": [trace]}
     write_jsonl(tmp_path / report.TRACES, (ended, failed))
-    summary = report.summarise(tmp_path)
+    summary = report.summarise_rollouts(tmp_path)
     assert (summary.total, summary.failed, summary.first_error) == (2, 1, "no route")
     assert summary.means == pytest.approx({"reward": 0.7, "a": 1.0, "b": 0.5})

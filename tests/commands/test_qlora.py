@@ -18,17 +18,17 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.learning.critic import CriticNetwork
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork
 from alphazero_llm_trainer.learning.models import (
     RECOMPUTE,
-    attach,
+    attach_adapter,
     make_optimizer,
     make_trainable,
     save_adapter,
 )
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy import adapters
-from alphazero_llm_trainer.policy.folders import mirrored, weights_of
+from alphazero_llm_trainer.policy.folders import mirror_line, weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     check_device,
@@ -37,7 +37,7 @@ from alphazero_llm_trainer.policy.student import (
     load_student,
 )
 from alphazero_llm_trainer.runs.critic_run import new_critic
-from alphazero_llm_trainer.runs.merging import bare, merged
+from alphazero_llm_trainer.runs.merging import bare_model, merge_adapter
 
 pytest.importorskip("bitsandbytes")
 
@@ -120,10 +120,10 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student):
     """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient
     passes them then.
     """
-    before = adapters.fingerprint(student.model)
+    before = adapters.model_fingerprint(student.model)
     logprobs(student.model, student)
-    assert adapters.fingerprint(student.model) == before
-    plain = bare(student.model)
+    assert adapters.model_fingerprint(student.model) == before
+    plain = bare_model(student.model)
     ids = torch.tensor([student.prompt_ids(QUESTION)])
     gradients = []
     for model in (student.model, plain):
@@ -137,24 +137,24 @@ def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student):
 def test_merging_is_exact_and_the_folder_is_plain(adapted, tmp_path):
     trained = logprobs(adapted.model, adapted)
     save_adapter(adapted.model, tmp_path / "adapter")
-    merged(bare(adapted.model), tmp_path / "adapter").save_pretrained(tmp_path)
+    merge_adapter(bare_model(adapted.model), tmp_path / "adapter").save_pretrained(tmp_path)
     assert "quantization_config" not in read_json(tmp_path / "config.json")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     # 4-bit kernel and fp32 rounding included
     assert difference(logprobs(plain, adapted), trained) < 5e-5
     # Against the 4-bit base's own numbers with the adapter beside them, unmerged, in fp64.
-    exact = bare(adapted.model, torch.float32)
+    exact = bare_model(adapted.model, torch.float32)
     adapters.load_adapter(exact, tmp_path / "adapter", adapters.POLICY)
-    adapters.activate(exact, adapters.POLICY)
+    adapters.activate_adapter(exact, adapters.POLICY)
     found, expected = (logprobs(model.double(), adapted) for model in (plain, exact))
     assert difference(found, expected) < 1e-5
     # And the 4-bit model is as it was.
     torch.testing.assert_close(logprobs(adapted.model, adapted), trained)
     # A merge into the weights before quantisation is another model.
     other = load_student(load_config(overrides=["student=embedded"])).model
-    assert difference(logprobs(merged(other, tmp_path / "adapter"), adapted), trained) > 0.1
-    rounded = merged(bare(adapted.model, torch.bfloat16), tmp_path / "adapter")
+    assert difference(logprobs(merge_adapter(other, tmp_path / "adapter"), adapted), trained) > 0.1
+    rounded = merge_adapter(bare_model(adapted.model, torch.bfloat16), tmp_path / "adapter")
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
@@ -162,8 +162,8 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(adapted, config, tmp_p
     save_adapter(adapted.model, tmp_path)
     again, trained = load_student(config, path=tmp_path), logprobs(adapted.model, adapted)
     assert torch.equal(logprobs(again.model, again), trained)
-    assert adapters.fingerprint(again.model) == adapters.fingerprint(adapted.model)
-    assert adapters.fingerprint(again.model) != adapters.fingerprint(again.model, None)
+    assert adapters.model_fingerprint(again.model) == adapters.model_fingerprint(adapted.model)
+    assert adapters.model_fingerprint(again.model) != adapters.model_fingerprint(again.model, None)
     along = trained[len(adapted.prompt_ids(QUESTION)) - 1 : -1]
     along = along.gather(1, torch.tensor(adapted.encode(ANSWER))[:, None])[:, 0]
     assert engine_scores(again) == pytest.approx(along.tolist(), abs=1e-4)
@@ -217,11 +217,11 @@ def test_policy_reference_value_and_critic_share_one_base(student, config):
         for key, parameter in adapters.own_parameters(apart[name], adapters.POLICY).items():
             parameter.data = own[key.replace(f".{adapters.POLICY}.", f".{name}.")].detach().clone()
     student.engine.set_policy(None, 1)
-    with adapters.under(student.model, None):
+    with adapters.use_adapter(student.model, None):
         assert torch.equal(logprobs(student.model, student), reference)
     found = {}
     for name in names:
-        with adapters.under(student.model, name):
+        with adapters.use_adapter(student.model, name):
             found[name] = logprobs(student.model, student)
         assert torch.equal(found[name], logprobs(apart[name], student)), name
     assert not torch.allclose(found[adapters.POLICY], found["value"], atol=1e-2)
@@ -250,7 +250,7 @@ def test_an_optimiser_of_8_bits_keeps_embeddings_in_32():
 
 def test_checkpointing_recomputes_under_the_adapter_of_the_forward(adapted):
     model = adapted.model
-    attach(model, adapted.spec.lora, adapters.CRITIC)
+    attach_adapter(model, adapted.spec.lora, adapters.CRITIC)
     randomise(model, adapters.CRITIC, 1)
     ids, found = torch.tensor([adapted.prompt_ids(QUESTION)]), []
     model.train()
@@ -259,7 +259,7 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(adapted):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
         model.zero_grad(set_to_none=True)
         loss = model(ids).logits.logsumexp(-1).sum()
-        with adapters.under(model, adapters.CRITIC):
+        with adapters.use_adapter(model, adapters.CRITIC):
             loss = loss + model(ids).logits.square().mean()
         loss.backward()
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -304,12 +304,12 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch):
     spec = load_config().models["llama-3.2-3b"]
     with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --model embedded.*cpu=true"):
         check_device("llama-3.2-3b", spec.path, spec)
-    check_device("llama-3.2-3b", spec.path, spec.changed(cpu=True))
+    check_device("llama-3.2-3b", spec.path, spec.with_values(cpu=True))
     check_device("embedded", str(PACKAGED), spec)
 
 
 def test_the_mirror_takes_a_gated_model_s_place(monkeypatch, caplog):
-    mirrored.cache_clear()  # it is said once a process
+    mirror_line.cache_clear()  # it is said once a process
     spec = load_config().models["llama-3.2-3b"]
     for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
         monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)
@@ -350,7 +350,7 @@ class Hub:
 
 def test_merge_writes_a_plain_folder_and_uploads_it(whole_run, tmp_path, monkeypatch, capsys):
     hub, out, adapter = Hub(), tmp_path / "merged", whole_run / "adapter"
-    monkeypatch.setattr("alphazero_llm_trainer.runs.hub.HfApi", lambda: hub)
+    monkeypatch.setattr("alphazero_llm_trainer.runs.upload.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     # The adapter knows that its base has 4 bits.
     given = f"merge --model embedded --adapter {adapter} --out {out} --push-to-hub me/student"

@@ -17,9 +17,9 @@ from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
-from alphazero_llm_trainer.learning.learner import shard
-from alphazero_llm_trainer.learning.losses import mask_of, padded
-from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.learner import shard_rows
+from alphazero_llm_trainer.learning.losses import mask_of, pad_rows
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.folders import PACKAGED
@@ -232,7 +232,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch):
 
 def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens():
     rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), reward=float(i)) for i in range(16)]
-    parts = [shard(rows, Ranks(rank, 4)) for rank in range(4)]
+    parts = [shard_rows(rows, Ranks(rank, 4)) for rank in range(4)]
     assert [len(part) for part in parts] == [4] * 4
     assert sorted(row.reward for part in parts for row in part) == [float(i) for i in range(16)]
     tokens = [sum(len(row.completion_ids) for row in part) for part in parts]
@@ -241,11 +241,11 @@ def test_a_minibatchs_rows_are_sharded_evenly_in_number_and_tokens():
 
 def test_rows_that_can_not_be_shared_evenly_are_padded_with_what_no_loss_sees():
     rows = [TrainRow((1, 2), (5,) * n, (-1.0,) * n, (1.0,) * n, index=n) for n in (3, 1, 4, 2, 5)]
-    parts = [shard(rows, Ranks(rank, 4)) for rank in range(4)]
+    parts = [shard_rows(rows, Ranks(rank, 4)) for rank in range(4)]
     assert [len(part) for part in parts] == [2] * 4
     own = [row for part in parts for row in part if row.kind == "policy"]
     assert sorted(row.index for row in own) == [1, 2, 3, 4, 5]
     like = torch.zeros(2, 5)
     tokens = sum(mask_of(part, like).sum() for part in parts)
     assert tokens == sum(len(row.completion_ids) for row in rows)
-    assert sum(padded([row.advantages for row in part], like).sum() for part in parts) == tokens
+    assert sum(pad_rows([row.advantages for row in part], like).sum() for part in parts) == tokens

@@ -18,8 +18,8 @@ from alphazero_llm_trainer.eval.metrics import Interval, bootstrap_over_seeds, w
 from alphazero_llm_trainer.files import read_lines, write_json
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
-from alphazero_llm_trainer.report.training import rewarded, validation, verdict
-from alphazero_llm_trainer.runs.evaluation import gain, summary
+from alphazero_llm_trainer.report.training import run_verdict, shows_reward, validation_points
+from alphazero_llm_trainer.runs.gain import paired_gain, summarise_answers
 
 
 class Page:
@@ -58,7 +58,7 @@ def test_a_finished_run_has_its_page(runs):
         assert f"{Interval(**card[name]['accuracy'])}" in page
     assert "batch_size: 5" in page
     card["config"]["train"]["validation_size"] = 200  # of which the source had 12
-    for _, share in validation(card, read_lines(runs[0] / "metrics.jsonl")):
+    for _, share in validation_points(card, read_lines(runs[0] / "metrics.jsonl")):
         assert share == wilson(round(12 * share.value), 12)
     assert " → ".join(f"{card[n]['accuracy']['value']:.3f}" for n in ("before", "after")) in page
     assert f"{Interval(**card['gain']):+}" in page
@@ -105,10 +105,10 @@ def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs, tmp_path, cap
     assert said in page and "try easier problems" in page
     card = read_json(run / "run.json")
     card["config"]["rewards"]["custom"] = "mine.py:reward"  # equal rewards aren't wrong answers
-    said, _ = verdict(card, lines)
+    said, _ = run_verdict(card, lines)
     assert "Nothing was learnt" in said and "wrong" not in said
     lines[0]["rows"] = 7
-    said, _ = verdict(json.loads((run / "run.json").read_text()) | {"kept_round": 1}, lines)
+    said, _ = run_verdict(json.loads((run / "run.json").read_text()) | {"kept_round": 1}, lines)
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
@@ -203,9 +203,9 @@ def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs):
     card = read_json(runs[0] / "run.json") | {"kept_round": 1}
     card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
     card["reward_gain"] = {"value": 0.12, "low": 0.02, "high": 0.25}
-    assert not verdict(card, [])[1]  # a source with partial credit: right answers come first
+    assert not run_verdict(card, [])[1]  # a source with partial credit: right answers come first
     card["config"]["rewards"]["custom"] = "mine.py:reward"
-    assert verdict(card, [])[1] == "good"
+    assert run_verdict(card, [])[1] == "good"
 
 
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after():
@@ -213,15 +213,17 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after():
 
     def found(*grades, partial=True):
         right = [[grade == 1.0] for grade in grades]
-        return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
+        return summarise_answers(
+            Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks
+        )
 
     before = found(0.0, 0.5, 1.0, 0.25)
     after = found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
-    more = gain(before["rewards"], after["rewards"], tasks)
+    more = paired_gain(before["rewards"], after["rewards"], tasks)
     assert before["reward"]["value"] == pytest.approx(0.4375)
     assert more["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
     assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)
     # It is told where it differs from accuracy.
     assert [
-        rewarded(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))
+        shows_reward(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))
     ] == [True, False]

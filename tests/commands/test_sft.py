@@ -18,7 +18,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.runs import fit as fitting
-from alphazero_llm_trainer.runs.fit import Kept, fit, minibatches, planned
+from alphazero_llm_trainer.runs.fit import Kept, draw_minibatches, fit, plan_updates
 from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.sft import (
     RATE,
@@ -26,7 +26,7 @@ from alphazero_llm_trainer.runs.sft import (
     new_student,
     sft_rows,
     student_from_scratch,
-    supervise,
+    supervise_student,
 )
 
 TINY = ModelShape(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, intermediate=64)
@@ -40,7 +40,7 @@ def settings(steps=6, **given):
         "optimizer": {"batch_size": 4, "warmup": 1} | given,
     }
     config = load_config(overrides=[{"train": few}], recipe="sft_scratch.yaml")
-    return planned(config, 16, RATE)
+    return plan_updates(config, 16, RATE)
 
 
 def train_student(model, rows, *more, **named):
@@ -74,9 +74,9 @@ def equal(one, other, **near):
 
 
 def test_rows_weigh_question_and_answer_tokens(student):
-    task = embedded.build("train", 0, 1)
+    task = embedded.build_task("train", 0, 1)
     [row], [bare] = sft_rows([task], student, question_weight=0.1), sft_rows([task], student)
-    prompt, worked = student.worked(task)
+    prompt, worked = student.solution_ids(task)
     for one in (row, bare):
         assert (*one.prompt_ids, *one.completion_ids) == (*prompt, *worked)
     text = student.tokenizer.decode([*prompt, *worked])
@@ -88,7 +88,7 @@ def test_rows_weigh_question_and_answer_tokens(student):
 
 @pytest.mark.parametrize("field", ["question", "solution"])
 def test_a_text_that_the_vocabulary_lacks_is_named_before_training(student, field):
-    task = embedded.build("train", 0, 1)
+    task = embedded.build_task("train", 0, 1)
     if field == "question":
         odd = replace(
             task, problem=replace(task.problem, question=f"{task.problem.question} Brötchen")
@@ -101,7 +101,7 @@ def test_a_text_that_the_vocabulary_lacks_is_named_before_training(student, fiel
 
 
 def test_rows_beyond_the_models_positions_are_left_out_or_refused(student, monkeypatch, capsys):
-    tasks = [embedded.build("train", i, 1) for i in range(8)]
+    tasks = [embedded.build_task("train", i, 1) for i in range(8)]
     rows = sft_rows(tasks, student)
     lengths = sorted(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
     assert lengths[0] < lengths[-2] < lengths[-1]
@@ -119,16 +119,16 @@ def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(row
         return [len(row.prompt_ids) + len(row.completion_ids) for row in batch]
 
     alone = [[row] for row in rows]
-    drawn = minibatches(alone, 4, seed=3)
+    drawn = draw_minibatches(alone, 4, seed=3)
     for _ in range(2):
         epoch = [next(drawn) for _ in range(4)]
         assert sorted(id(row) for batch in epoch for row in batch) == sorted(map(id, rows))
         assert all(lengths(batch) == sorted(lengths(batch)) for batch in epoch)
-    one, other = (lengths(next(minibatches(alone, 8, seed))) for seed in (1, 2))
+    one, other = (lengths(next(draw_minibatches(alone, 8, seed))) for seed in (1, 2))
     assert one != other
     for overrides, steps in (([], 6), (["train.optimizer.epochs=1"], 2)):
         config = load_config(overrides=overrides, recipe="sft.yaml")
-        assert planned(config, 32, RATE).sft_steps == steps
+        assert plan_updates(config, 32, RATE).sft_steps == steps
 
 
 def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student, rows):
@@ -151,7 +151,7 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student, rows
         seen.append({name: tensor.clone() for name, tensor in trained_state(model).items()})
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
-    train = settings(steps=8).changed(keep_best=keep_best)
+    train = settings(steps=8).with_values(keep_best=keep_best)
     course = train_student(model, rows, train, 0, measure=measured(evaluate))
     assert [line["step"] for line in course.lines] == [3, 6, 8]
     kept = 1 if keep_best else 2
@@ -213,7 +213,7 @@ def few(*overrides):
 @pytest.mark.parametrize("scratch", [True, False])
 def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path):
     config = few("train.evaluate_every=2", f"train.keep_best={scratch}")
-    manifest = supervise(config, None, tmp_path, scratch)
+    manifest = supervise_student(config, None, tmp_path, scratch)
     scores = [line["accuracy"] for line in manifest["evaluations"]]
     assert len(scores) == 2
     assert manifest["validation_accuracy"] == (max(scores) if scratch else scores[-1])
@@ -223,7 +223,7 @@ def test_the_command_writes_a_student_and_its_manifest(scratch, tmp_path):
     loaded = load_student(config, path=tmp_path).model
     assert sum(p.numel() for p in loaded.parameters()) == manifest["parameters"]
     with pytest.raises(ConfigError, match=r"holds config\.json"):
-        supervise(config, None, tmp_path, scratch)
+        supervise_student(config, None, tmp_path, scratch)
 
 
 class Watched(Progress):
@@ -249,7 +249,7 @@ class Watched(Progress):
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path, often):
     adapter = "train.adapter=lora"
     with pytest.raises(KeyboardInterrupt):
-        supervise(few(adapter), None, tmp_path, False, Watched(3))
+        supervise_student(few(adapter), None, tmp_path, False, Watched(3))
     kept = RunFolder(tmp_path / "under-way")
 
     def told():
@@ -259,13 +259,13 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path, often):
     assert len(before) == 2
     for other in ("models.embedded.lora.alpha=64", "seed=8", "search.max_tokens=50"):
         with pytest.raises(ConfigError, match="has a training under way"):
-            supervise(few(adapter, other), None, tmp_path, False)
+            supervise_student(few(adapter, other), None, tmp_path, False)
     assert told() == before
     watched = Watched()
-    manifest = supervise(few(adapter), None, tmp_path, False, watched)
+    manifest = supervise_student(few(adapter), None, tmp_path, False, watched)
     assert (4, 2, "step") in watched.starts  # the rate and the time left are of what is left
     assert manifest["steps"] == 4 and not kept.path.exists()
-    whole = supervise(few(adapter), None, tmp_path / "whole", False)
+    whole = supervise_student(few(adapter), None, tmp_path / "whole", False)
     assert whole["loss"] == manifest["loss"] and whole["test_greedy"] == manifest["test_greedy"]
 
 
@@ -274,13 +274,13 @@ def test_a_command_that_was_killed_while_it_measured_has_lost_no_training(tmp_pa
         return read_json(tmp_path / "manifest.json"), load_file(tmp_path / "model.safetensors")
 
     with pytest.raises(KeyboardInterrupt):
-        supervise(few(), None, tmp_path, False, Watched("measuring"))
+        supervise_student(few(), None, tmp_path, False, Watched("measuring"))
     written, trained = files()
     assert written["steps"] == 4 and "test_greedy" not in written
     watched = Watched()
-    manifest = supervise(few(), None, tmp_path, False, watched)
+    manifest = supervise_student(few(), None, tmp_path, False, watched)
     assert (4, 4, "step") in watched.starts and manifest["test_greedy"]["problems"] == 8
     assert manifest.items() >= {**written, "seconds": manifest["seconds"]}.items()
     equal(files()[1], trained)
     with pytest.raises(ConfigError, match=r"holds config\.json"):
-        supervise(few(), None, tmp_path, False)
+        supervise_student(few(), None, tmp_path, False)

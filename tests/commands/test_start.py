@@ -11,13 +11,13 @@ from tables import read_jsonl, table, write_jsonl
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
-from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.policy import student
 from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.runs import start
-from alphazero_llm_trainer.runs.fit import planned
-from alphazero_llm_trainer.runs.preflight import affordable, check
+from alphazero_llm_trainer.runs.fit import plan_updates
+from alphazero_llm_trainer.runs.preflight import affordable_questions, check_learnable
 from alphazero_llm_trainer.runs.start import load_run
 
 CASES = table("start")
@@ -113,7 +113,7 @@ def test_a_warm_up_of_more_than_a_quarter_of_the_run_is_refused():
         RunSize(grpo_config([*asked, "train.num_examples=96", "train.optimizer.warmup=2"]), False)
     few = grpo_config(["train.sft_steps=40", "train.optimizer.warmup=11"])
     with pytest.raises(ConfigError, match=r"warmup is 11, and .* at most: set 10 or less"):
-        planned(few, 16, 1e-3)
+        plan_updates(few, 16, 1e-3)
 
 
 # -- what a run begins with ------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere, capsys):
 @pytest.mark.parametrize("flags, sizes", CASES["measured"])
 def test_what_a_run_measures_follows_its_questions(flags, sizes):
     config = load_run(None, ["student=embedded", *flags])
-    found = [affordable(config), config.train.eval_size, config.train.validation_size]
+    found = [affordable_questions(config), config.train.eval_size, config.train.validation_size]
     assert found == sizes
 
 
@@ -171,12 +171,12 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path, capsys):
 def test_a_preflight_stops_what_would_learn_nothing(responses, right, unstated, tokens, said):
     found = (responses, right, unstated, tokens)
     if said is None:
-        check(grpo_config(), *found)
+        check_learnable(grpo_config(), *found)
         return
     with pytest.raises(TrainingError, match=said):
-        check(grpo_config(), *found)
+        check_learnable(grpo_config(), *found)
     if responses:
-        check(grpo_config(["rewards.custom=reward.py:f"]), *found)
+        check_learnable(grpo_config(["rewards.custom=reward.py:f"]), *found)
 
 
 def test_a_preflight_refuses_a_source_that_names_two_states_alike(tmp_path, capsys, monkeypatch):

@@ -17,8 +17,8 @@ from support import grpo_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.runs import tracking
 from alphazero_llm_trainer.runs.folder import RunFolder
+from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import check_start, prepare
-from alphazero_llm_trainer.runs.train import Run
 
 VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR", "WANDB_CACHE_DIR",
              "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # fmt: skip

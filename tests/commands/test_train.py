@@ -24,16 +24,16 @@ from alphazero_llm_trainer.engine.protocol import TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.mcts.select import GUIDED
+from alphazero_llm_trainer.mcts.select import GUIDED_EXPLORATION
 from alphazero_llm_trainer.policy.critic import NUMBERS
 from alphazero_llm_trainer.policy.folders import VALUE, carried_value, with_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.runs.export import SUFFIXES, export
+from alphazero_llm_trainer.runs.export import SUFFIXES, export_rows
 from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.recorder import Recorder
+from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
-from alphazero_llm_trainer.serve.load import load_models
+from alphazero_llm_trainer.serve.load_models import load_models
 from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.tree.journal import read
 
@@ -185,7 +185,7 @@ def test_the_value_of_a_students_folder_is_used_as_validation_chose(whole_run, t
     assert found.rule == {"rule": "phs", "exploration": 100.0, "verifier": "calculator"}
     assert not any(found.tree.V)
     found = search(student, select="puct")  # what a user sets wins
-    assert found.rule == {"rule": "puct", "exploration": GUIDED}
+    assert found.rule == {"rule": "puct", "exploration": GUIDED_EXPLORATION}
     assert found.tree.V[1] is not None and search("embedded").tree.V[-1] is None
     loaded = alphazero.load(student)
 
@@ -225,9 +225,9 @@ def test_the_value_of_a_students_folder_is_used_as_validation_chose(whole_run, t
         loaded.model.get_input_embeddings().weight.add_(1e-3)
     loaded.engine.set_policy(None, 1)
     assert search(loaded, select="puct").tree.V[-1] is None
-    assert carried_value(config.changed(engine={"backend": "vllm"}), student)[1] is None
+    assert carried_value(config.with_values(engine={"backend": "vllm"}), student)[1] is None
     for kind in SUFFIXES:
-        assert export(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
+        assert export_rows(run, kind, tmp_path / f"{kind}{SUFFIXES[kind]}") >= 0
 
 
 def test_an_adapter_and_what_it_is_merged_to_carry_the_value_too(tmp_path, capsys):
@@ -288,7 +288,7 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, monkeypatch):
     write_json(folder.path / LEDGERS, {"scripted": asdict(ledger)})
     stored, started = folder.config(), []
     monkeypatch.setattr(Progress, "start", lambda shown, *given, **more: started.append(given))
-    card = run(stored.changed(train={"tokens": 10**6}))
+    card = run(stored.with_values(train={"tokens": 10**6}))
     assert started[0] == (10**6, told)  # all trees that are there, of an open round too
     assert card["teachers"]["scripted"]["proposals_used"] >= 1000 and len(trees()) == 16
 
@@ -434,7 +434,7 @@ def test_from_a_checkpoint_it_goes_on_to_the_same_bits(whole_run, tmp_path, caps
 
 def begins_with_its_value(student, config):
     """Whether a run that trains the student of this folder on begins with the value it carries."""
-    run = Run(prepare(config.changed(train={"student": str(student)})))
+    run = Run(prepare(config.with_values(train={"student": str(student)})))
     run.load()
     learnt = load_file(student / VALUE / NUMBERS)["weight"]
     return torch.equal(run.objective.value.weight[0], learnt)

@@ -39,14 +39,14 @@ from alphazero_llm_trainer.errors import (
     EngineError,
 )
 from alphazero_llm_trainer.eval import critic_figures as metrics
-from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
 from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable
-from alphazero_llm_trainer.learning.packing import Work, plan
+from alphazero_llm_trainer.learning.packing import Work, plan_rows
 from alphazero_llm_trainer.learning.scoring import Scores
 from alphazero_llm_trainer.learning.size import used_questions
 from alphazero_llm_trainer.live import Progress
-from alphazero_llm_trainer.policy.adapters import fingerprint
+from alphazero_llm_trainer.policy.adapters import model_fingerprint
 from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.states import States
@@ -56,24 +56,24 @@ from alphazero_llm_trainer.runs.critic_data import (
     Example,
     Question,
     State,
-    columns,
     example_of,
     pair_rows,
     read_questions,
     split_by_question,
+    stack_examples,
     state_rows,
     with_step_labels,
 )
 from alphazero_llm_trainer.runs.critic_run import (
     HeldOut,
     Outcomes,
-    Pairs,
+    PairOutcomes,
+    fit_platt,
     mean_cross_entropy,
     new_critic,
-    platt,
     train_critic,
 )
-from alphazero_llm_trainer.runs.fit import fit, planned
+from alphazero_llm_trainer.runs.fit import fit, plan_updates
 from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
@@ -161,7 +161,7 @@ def test_neither_a_bound_of_the_sequences_nor_parts_change_the_loss_or_its_gradi
             values = critic(part)
             scores = Scores(torch.zeros_like(values), values, values=values)
             loss += objective.loss(part, scores, totals)[0]
-        return max(forward.width for forward in plan(rows, work).forwards), [
+        return max(forward.width for forward in plan_rows(rows, work).forwards), [
             loss.detach(), *torch.autograd.grad(loss, parameters),
         ]  # fmt: skip
 
@@ -187,10 +187,10 @@ def test_the_loss_of_a_value_is_the_hand_written_sum():
 
 def test_platt_reads_off_the_scale_and_shift_that_made_the_outcomes():
     logits = torch.linspace(-3, 3, 400)
-    scale, shift = platt(logits, torch.sigmoid(0.5 * logits - 0.7), torch.ones(400))
+    scale, shift = fit_platt(logits, torch.sigmoid(0.5 * logits - 0.7), torch.ones(400))
     assert (scale, shift) == (pytest.approx(0.5, abs=1e-3), pytest.approx(-0.7, abs=1e-3))
     # Never turns the order round.
-    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)
+    assert fit_platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -290,16 +290,17 @@ def test_the_blend_minimises_the_error_against_another_outcome():
             total += len(singles) * float(np.mean(errors)) if errors else 0.0
         return total
 
-    best = metrics.blend(value, states)
+    best = metrics.fit_blend(value, states)
     assert 0 < best < 1 and error(best) <= min(map(error, np.linspace(0, 1, 101))) + 1e-9
     truth = states_of([(float(i % 2), 5) for i in range(20)])
-    assert metrics.blend(truth.target, truth) == 0.0  # V is the outcome: a rollout adds nothing
-    assert metrics.blend(np.full(20, 0.5), truth) == 1.0  # V knows nothing, one rollout everything
-    assert math.isnan(metrics.blend(np.zeros(1), states_of([(1.0, 1)])))
+    assert metrics.fit_blend(truth.target, truth) == 0.0  # V is the outcome: a rollout adds nothing
+    # V knows nothing, one rollout everything.
+    assert metrics.fit_blend(np.full(20, 0.5), truth) == 1.0
+    assert math.isnan(metrics.fit_blend(np.zeros(1), states_of([(1.0, 1)])))
     # Graded outcomes that are equal at each state: a rollout predicts the next one perfectly.
     graded = states_of([(0.2, 4), (0.6, 4), (0.9, 4)])
     graded = replace(graded, square=graded.target**2)
-    assert metrics.blend(np.full(3, 0.5), graded) == pytest.approx(1.0)
+    assert metrics.fit_blend(np.full(3, 0.5), graded) == pytest.approx(1.0)
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -358,7 +359,9 @@ def test_journals_are_read_by_question(tmp_path):
 def test_a_tree_gives_states_and_pairs_of_siblings(tmp_path):
     student, config = a_student(), settings().train.critic
     questions = read_questions([write_journal(tmp_path / "j.jsonl", 3)], VOCABULARY)
-    states, pairs = columns([example_of(question, student, config) for question in questions])
+    states, pairs = stack_examples(
+        [example_of(question, student, config) for question in questions]
+    )
     assert states.question.tolist() == [0] * 13 + [1] * 13 + [2] * 13
     assert states.logprob[:3] == pytest.approx([np.nan, -1.0, -0.6], nan_ok=True)
     assert states.final[:3].tolist() == [False, False, True] and states.weight[0] == 8
@@ -424,9 +427,9 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     kind, adapter, quantization, tmp_path
 ):
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
-    before, out = fingerprint(student.model), tmp_path / "out"
+    before, out = model_fingerprint(student.model), tmp_path / "out"
     network, card = trained(kind, student, config, tmp_path, 200)
-    assert fingerprint(student.model) == before  # the policy itself is left alone
+    assert model_fingerprint(student.model) == before  # the policy itself is left alone
     [curve] = out.glob("*")  # no stray checkpoints
     assert min(line["held_out_loss"] for line in read_jsonl(curve)) == card["best"]["held_out_loss"]
     assert card["test"]["pair accuracy"][0] > 0.8 and card["test"]["AUC"][0] > 0.7
@@ -496,7 +499,7 @@ def test_a_prm_s_loss_and_its_gradient_are_trl_s(micro_batch, tmp_path):
         example.prefer(*pair, 1.0)
     rows, memory = pair_rows(example, 16), MemoryOptions(micro_batch=micro_batch)
     rates = RateSchedule(1e-3, 0, 9)
-    learner = Learner(critic, Pairs(critic), memory, rates, config.train.optimizer)
+    learner = Learner(critic, PairOutcomes(critic), memory, rates, config.train.optimizer)
     learner.compute([row for pair in rows for row in pair])
     loss = learner.sums["loss"].item()
     gradient = {name: p.grad.clone() for name, p in critic.named_parameters() if p.requires_grad}
@@ -530,7 +533,7 @@ def test_parts_without_a_pair_are_refused(tmp_path, monkeypatch):
 def test_training_stops_when_measurements_gain_nothing_and_keeps_the_best():
     critic = new_critic(a_student(), settings(), "value")
     groups = [state_rows(an_example({(token,): (1.0, 1.0)}))[0] for token in range(5, 21)]
-    train = planned(settings(epochs=99, evaluate_every=2), len(groups), 0.01)
+    train = plan_updates(settings(epochs=99, evaluate_every=2), len(groups), 0.01)
     losses, seen = [0.7, 0.5, 0.6, 0.55, 0.9, 0.6, 0.4], []
 
     def measure(course):

@@ -32,7 +32,7 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine import inprocess, sampling
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
-from alphazero_llm_trainer.engine.native import NativeLlama, library
+from alphazero_llm_trainer.engine.native import NativeLlama, load_library
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Sampler, Special
 from alphazero_llm_trainer.engine.vllm_server import ServerEngine
@@ -96,13 +96,13 @@ def made(kind, request, monkeypatch):
     kind, *more = kind.split(", ")
     if "no memo" in more:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
-    if kind == "native" and library() is None:
+    if kind == "native" and load_library() is None:
         pytest.skip("no C compiler here")
     engine = tiny_engine(MODEL, native="auto" if kind == "native" else "off")
     assert isinstance(engine.forward, NativeLlama if kind == "native" else LibraryForward)
     assert (engine.tree.next_logprobs is None) == ("no memo" in more)
     if "as on CUDA" in more:
-        engine.sampler = engine.queue.sampler = DeviceSampler(library())
+        engine.sampler = engine.queue.sampler = DeviceSampler(load_library())
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         decoder = engine.forward.decoder
         decoder.fixed = decoder.graphs_work = True
@@ -422,7 +422,7 @@ def test_eviction_changes_nothing():
         assert score(small, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
         check_tree(small.tree)
     assert_idle(small)
-    assert small.tree.used() <= 127
+    assert small.tree.count_used() <= 127
     for at, known in ((58, 18), (0, 0)):  # the newest is still known, the oldest is not
         [[one]] = generate(small, GenerateRequest(requests[at].prompt_ids, max_new_tokens=1))
         assert one.cached_tokens == known
@@ -435,7 +435,7 @@ def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine):
     requests = random_requests(3, 4)
     before, computed = generate(engine, *requests), engine.cost.prompt_tokens
     engine.sleep()
-    assert engine.tree._states is None and engine.tree.used() == 0
+    assert engine.tree._states is None and engine.tree.count_used() == 0
     assert sequences(generate(engine, *requests)) == sequences(before)
     assert engine.cost.prompt_tokens == 2 * computed
 
@@ -445,7 +445,7 @@ def test_set_policy_forgets_and_changes_results():
     engine, request = tiny_engine(model), GenerateRequest(PROMPT, n=4, max_new_tokens=10, seed=1)
     before = generate(engine, request)
     engine.set_policy(other.state_dict(), version=3)
-    assert engine.version == 3 and engine.tree.used() == 0
+    assert engine.version == 3 and engine.tree.count_used() == 0
     after = generate(engine, request)
     assert after == generate(tiny_engine(other), request) != before
     # Changed in place, as a trainer does.
@@ -531,7 +531,7 @@ def test_draws_on_a_device_and_in_c_are_the_hosts_in_any_batch(monkeypatch):
         special[i] = Special(tempered=(None, 0.6)[i % 4 // 2], **kind)
     nothing_left = Taken.of([((word,), (-5.0,)) for word in range(words)])
     temperatures[0], special[0] = 1.0, Special(taken=nothing_left)
-    host, device, compiled = Sampler(None), DeviceSampler(None), Sampler(library())
+    host, device, compiled = Sampler(None), DeviceSampler(None), Sampler(load_library())
     asked = table, rows, temperatures, uniforms, special
     right = host.draw(*asked)
     for sampler in (compiled, device):
@@ -545,7 +545,7 @@ def test_draws_on_a_device_and_in_c_are_the_hosts_in_any_batch(monkeypatch):
     assert len(tempered) > count // 5
     for i in tempered:
         assert drawn.tempered[i] == pytest.approx(right.tempered[i])
-    monkeypatch.setattr(sampling, "TILE", 7 * words)
+    monkeypatch.setattr(sampling, "CHANCES_TILE", 7 * words)
     assert device.draw(*asked) == drawn
     for i in range(100):
         own = {0: special[i]} if i in special else {}

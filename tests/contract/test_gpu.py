@@ -14,8 +14,8 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import inprocess
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import DeviceSampler, Special
-from alphazero_llm_trainer.learning.packing import plan
-from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, computed
+from alphazero_llm_trainer.learning.packing import plan_rows
+from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, score_plan
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 
@@ -136,8 +136,8 @@ def test_flex_attention_has_the_dense_masks_loss_and_gradients():
     for attention in ("sdpa", "flex_attention"):
         model.set_attn_implementation(attention)
         model.zero_grad()
-        made = plan(rows, TOGETHER)
-        scores = computed(Scorer(model), model.config, made, torch.float32, "cuda")
+        made = plan_rows(rows, TOGETHER)
+        scores = score_plan(Scorer(model), model.config, made, torch.float32, "cuda")
         scores.logprobs.sum().backward()
         found.append((scores.logprobs.detach(), *(p.grad.clone() for p in model.parameters())))
     for one, other in zip(*found, strict=True):

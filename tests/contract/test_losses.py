@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
-from alphazero_llm_trainer.learning.critic import CriticNetwork
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork
 from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
 from alphazero_llm_trainer.learning.losses import (
     Coefficients,
@@ -22,15 +22,15 @@ from alphazero_llm_trainer.learning.losses import (
     grpo_loss,
     mask_of,
     objective_loss,
-    padded,
+    pad_rows,
     value_loss,
 )
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.methods.grpo import Grpo
 from alphazero_llm_trainer.learning.methods.ppo import Ppo
-from alphazero_llm_trainer.learning.methods.registry import method_of
 from alphazero_llm_trainer.learning.models import MemoryOptions, make_trainable, trained_state
-from alphazero_llm_trainer.learning.scoring import LabelLogProbs, Scorer, score
+from alphazero_llm_trainer.learning.scoring import LabelLogProbs, Scorer, score_rows
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.runs.start import check_method
@@ -82,7 +82,7 @@ def weighed(row, weight=1.0):
 
 def learner_of(model, objective, memory=WHOLE, batch=12, **more):
     given = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
-    settings = grpo_config().train.optimizer.changed(**(given | more))
+    settings = grpo_config().train.optimizer.with_values(**(given | more))
     return Learner(
         model, objective, memory, RateSchedule(1e-9 if not more else 1e-3, 0, 10), settings
     )
@@ -149,7 +149,7 @@ def loss_and_gradients(trainer, inputs):
 def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
     student, config = student_of(f"train.kl_coefficient={kl}")
     rows, settings, theirs = rows_of(student), config.train, copy.deepcopy(student.model)
-    objective = Grpo(settings.changed(pack="off"), student.model)
+    objective = Grpo(settings.with_values(pack="off"), student.model)
     reference = [
         [value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)
     ]
@@ -178,9 +178,9 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
         torch.nn.utils.rnn.pad_sequence(some, batch_first=True).flip(1) for some in (left, ones)
     )
     inputs = {
-        "prompt_ids": prompts, "prompt_mask": seen, "completion_ids": padded([r.completion_ids for r in rows], like).long(),
-        "completion_mask": mask_of(rows, like).long(), "advantages": padded([r.advantages for r in rows], like),
-        "old_per_token_logps": padded([r.old_logprobs for r in rows], like), "ref_per_token_logps": padded(reference, like),
+        "prompt_ids": prompts, "prompt_mask": seen, "completion_ids": pad_rows([r.completion_ids for r in rows], like).long(),
+        "completion_mask": mask_of(rows, like).long(), "advantages": pad_rows([r.advantages for r in rows], like),
+        "old_per_token_logps": pad_rows([r.old_logprobs for r in rows], like), "ref_per_token_logps": pad_rows(reference, like),
     }  # fmt: skip
     close(found, loss_and_gradients(trainer, inputs))
 
@@ -289,7 +289,7 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method, pack):
 def objective_of(method, student, config, pack="off"):
     if method == "likelihood":
         return Likelihood()
-    settings = config.train.changed(pack=pack)
+    settings = config.train.with_values(pack=pack)
     if method == "grpo":
         return Grpo(settings, student.model)
     critic = CriticNetwork(student.model, None)
@@ -323,7 +323,7 @@ def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(bias, monkeypat
 
     monkeypatch.setattr(LabelLogProbs, "apply", apply)
     rows = [TrainRow((5, 6, 7), (11, 12, 13), (), ()), TrainRow((9,), (14, 15), (), ())]
-    found = score(Scorer(model), model.config, rows, "off", torch.float32, "cpu")
+    found = score_rows(Scorer(model), model.config, rows, "off", torch.float32, "cpu")
     assert counted == ([] if bias else [5])
     close = {"atol": 1e-5, "rtol": 1e-5}
     for i, row in enumerate(rows):
@@ -503,15 +503,14 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter, tmp_path)
             learner.update(rows)
             if number == 1:
                 learner.save(folder)
-        ends.append({name: p.detach().clone() for name, p in learner.kept().items()})
+        ends.append({name: p.detach().clone() for name, p in learner.checkpoint_tensors().items()})
     assert ends[0].keys() == ends[1].keys()
     assert not [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
 
 
 OWN = """
 from dataclasses import replace
-from alphazero_llm_trainer.learning.learner import padded
-from alphazero_llm_trainer.learning.losses import Streams
+from alphazero_llm_trainer.learning.losses import Streams, pad_rows
 from alphazero_llm_trainer.learning.methods.grpo import GRPO, Grpo
 
 class Streamed(Grpo):
@@ -520,7 +519,7 @@ class Streamed(Grpo):
 
 class Reinforce(Grpo):
     def loss(self, rows, scores, totals):
-        advantages = padded(self.advantages(rows), scores.logprobs)
+        advantages = pad_rows(self.advantages(rows), scores.logprobs)
         return -(advantages * scores.logprobs).sum() / totals[0], {}
 
 MINE = replace(GRPO, objective=lambda train, model, lora: Reinforce(train, model))

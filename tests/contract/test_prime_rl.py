@@ -25,7 +25,7 @@ from verifiers.v1.serve import EnvServer
 
 from alphazero_llm_trainer.environment.env import AlphaZeroEnvConfig
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.runs.export import export
+from alphazero_llm_trainer.runs.export import export_rows
 from alphazero_llm_trainer.runs.sample import run_sample
 
 pytest.importorskip("prime_rl", reason="prime-rl is not installed")
@@ -127,7 +127,7 @@ def test_tokens_train_with_the_advantages_of_their_trees(tmp_path):
     """Each node counts once, with the file's log-probabilities and advantages."""
     run_sample(a_job(12), tmp_path / "data")
     file = tmp_path / "rollouts.jsonl"
-    count = export(tmp_path / "data", "rollouts", file)
+    count = export_rows(tmp_path / "data", "rollouts", file)
     wanted = Counter()
     for line in file.read_text().splitlines():
         [trace] = WireEpisode.model_validate_json(line).traces

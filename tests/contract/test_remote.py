@@ -25,7 +25,7 @@ from alphazero_llm_trainer.config.sections import TeacherModel
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import RequestError
-from alphazero_llm_trainer.mcts.steps import verdict
+from alphazero_llm_trainer.mcts.steps import end_verdict
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import with_model
 from alphazero_llm_trainer.problems.load import load_tasks, opening
@@ -396,7 +396,7 @@ def test_what_is_refused_by_name_is_left_out(url, name):
         body = proxy.bodies[-1]
         assert name not in body and ("max_completion_tokens" in body) == (name == "max_tokens")
         assert "refuses" in str(student.word)
-        settings = load_config().teachers.changed(max_tokens=60)
+        settings = load_config().teachers.with_values(max_tokens=60)
         client = ChatClient(Endpoint(place, None, settings), TeacherModel(model="student"))
         question = [{"role": "user", "content": PROBLEMS[0].question}]
         assert "####" in asyncio.run(client.complete(question, temperature=0.0))
@@ -454,8 +454,8 @@ def test_a_beginning_that_is_repeated_is_left_out(url):
 def test_thinking_alone_is_a_reply_without_words(url):
     says = [chunk(delta={"reasoning_content": "Hm. "}), chunk(finish="length", usage=USAGE)]
     reply, cost, student = replied(url, says)
-    assert verdict(reply, Limits(1, 60)) == "thinking"
-    assert verdict(reply, Limits(2, 60, "budget")) == "thinking budget"
+    assert end_verdict(reply, Limits(1, 60)) == "thinking"
+    assert end_verdict(reply, Limits(2, 60, "budget")) == "thinking budget"
     assert reply.cut and not reply.ended and text_of(reply.steps) == "" and cost.sampled_tokens == 2
     assert student.word is not None and "thinking alone" in student.word
     assert student.engine.server.logprobs  # a thought kept apart says nothing of them

@@ -8,8 +8,8 @@ from alphazero_llm_trainer.chat import client
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.recorder import Recorder
+from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.tree.journal import read
 
@@ -45,7 +45,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
         lambda asked: "FINISHED" if asked["model"] == CHECKER else "3 + 4 = 7",
         prices={"test/one": (2.0, 10.0), CHECKER: (1.0, 1.0)},
     )
-    monkeypatch.setattr(client, "RETRIES", 0)
+    monkeypatch.setattr(client, "TEACHER_RETRIES", 0)
     with server.running() as url:
         seen = []
         config = grpo_config(settings_at(url))

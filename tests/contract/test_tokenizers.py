@@ -12,14 +12,14 @@ from tokenizer_kinds import KINDS, chat_folder
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest
-from alphazero_llm_trainer.engine.step_ends import joins
+from alphazero_llm_trainer.engine.step_ends import joins_texts
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.runs.preferences import steps_of
-from alphazero_llm_trainer.serve.text import TextReader
+from alphazero_llm_trainer.runs.preferences import written_steps
+from alphazero_llm_trainer.serve.text_reader import TextReader
 from alphazero_llm_trainer.types import Direction, Opening, Problem, Task, ids_of
 
 QUESTION = "Ana has 2 pens. How many has she after 14 more?"
@@ -63,7 +63,7 @@ def written(student, *texts, end=False):
 
 
 def test_what_training_teaches_is_what_the_template_writes(student, kind):
-    prompt, worked = student.worked(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))
+    prompt, worked = student.solution_ids(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))
     end = student.tokenizer.convert_tokens_to_ids(KINDS[kind]["end"])
     assert worked[-1] == end == student.engine.eos_id and worked.count(end) == 1
     assert student.decode(worked).strip() == SOLUTION
@@ -77,7 +77,7 @@ def test_what_training_teaches_is_what_the_template_writes(student, kind):
 def test_a_system_prompt_and_shots_stand_in_it_once(folders, kind):
     student = load(folders[kind])
     student.opening = Opening("Be brief.", (("1 + 1?", "1 + 1 = 2\n#### 2"),), 1)
-    prompt, worked = student.worked(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))
+    prompt, worked = student.solution_ids(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))
     assert student.decode(prompt + worked).count(QUESTION) == 1
     assert student.decode(worked).strip() == SOLUTION
 
@@ -93,7 +93,7 @@ def test_a_part_has_its_text_again(student):
 
 def samples(student, count):
     """Tokens as a model draws them: real text, and any tokens at all."""
-    yield student.worked(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))[1]
+    yield student.solution_ids(Task(Problem("a", QUESTION, "user"), "16", SOLUTION))[1]
     yield tuple(student.encode_part(SOLUTION))
     rng, words = random.Random(3), len(student.tokenizer)
     line = student.encode_part("7\n", student.encode_part("7\n"))
@@ -138,14 +138,14 @@ def test_a_step_of_a_teacher_has_the_text_that_is_shown(student):
     text = "".join(step.text for step in steps)
     assert student.decode(ids_of(steps)) == text and extract(text) == "16"
     # They are the tokens that the template has for this response.
-    _, worked = student.worked(Task(problem, "16", text))
+    _, worked = student.solution_ids(Task(problem, "16", text))
     size = len(ids_of(steps)) - 1
     assert ids_of(steps)[:-1] in [worked[at : at + size] for at in range(len(worked))]
 
 
 def test_steps_of_a_preference_are_one_response(student):
     lines = ["First 2 + 14 = 16.", "  So 16 pens.", "#### 16"]
-    apart, together = steps_of(lines, student), steps_of("\n".join(lines), student)
+    apart, together = written_steps(lines, student), written_steps("\n".join(lines), student)
     assert apart == together
     assert student.decode(sum(apart, ())) == "\n".join(lines)
 
@@ -194,4 +194,4 @@ def test_a_model_whose_ends_disagree_is_named(folders, kind, caplog):
 
 def test_bytes_are_read_as_they_are(student, kind):
     """The fast way: no text is read or written twice."""
-    assert joins(student.tokenizer) == (KINDS[kind]["reads"] == "bytes")
+    assert joins_texts(student.tokenizer) == (KINDS[kind]["reads"] == "bytes")

@@ -27,7 +27,7 @@ from tables import CHECKOUT
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
-from alphazero_llm_trainer.engine.completions import Ask, BaseModelEngine, sampling
+from alphazero_llm_trainer.engine.completions import Ask, BaseModelEngine, sampling_fields
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Engine, GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import launch_for
@@ -36,9 +36,9 @@ from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
-from alphazero_llm_trainer.runs.merging import bare, merged
+from alphazero_llm_trainer.runs.merging import bare_model, merge_adapter
+from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")
@@ -229,13 +229,15 @@ def test_vllm_knows_every_argument(ours, cuda, kind, monkeypatch):
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    spec = ours.spec.changed(quantization="nf4" if kind == "nf4" else "none")
+    spec = ours.spec.with_values(quantization="nf4" if kind == "nf4" else "none")
     adapter = "full" if kind == "full" else "lora"
     made = launch_for(ours.model, str(PACKAGED), spec, adapter, load_config().engine).arguments
     taken = AsyncEngineArgs(**made)
     assert all(getattr(taken, name) == value for name, value in made.items())
     for temperature in (0.0, 0.7):
-        SamplingParams(**sampling(Ask((1, 2), 8, temperature, 7, (0,), top_k=5, scored=True)))
+        SamplingParams(
+            **sampling_fields(Ask((1, 2), 8, temperature, 7, (0,), top_k=5, scored=True))
+        )
 
 
 def test_top_k_is_the_same(ours, backend):
@@ -398,7 +400,7 @@ def test_adapters_are_swapped(ours, where, request, tmp_path):
         engine.set_policy(None, version)
         theirs = greedy(ours, engine, 16)
         save_adapter(student.model, tmp_path / str(version))
-        plain = merged(bare(trained), tmp_path / str(version))
+        plain = merge_adapter(bare_model(trained), tmp_path / str(version))
         own = InProcessEngine(
             plain, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
         )

@@ -16,12 +16,18 @@ from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.last_layer import LastLayer
 from alphazero_llm_trainer.engine.masks import FULL
-from alphazero_llm_trainer.engine.miniature import check_forward, randomise
+from alphazero_llm_trainer.engine.miniature import check_forward, randomise_weights
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.learning.critic import CriticNetwork
-from alphazero_llm_trainer.learning.packing import plan
-from alphazero_llm_trainer.learning.scoring import TOGETHER, Scorer, check_packs, computed, packs
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork
+from alphazero_llm_trainer.learning.packing import plan_rows
+from alphazero_llm_trainer.learning.scoring import (
+    TOGETHER,
+    Scorer,
+    can_pack,
+    check_packs,
+    score_plan,
+)
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.runs.critic_data import Example, State, state_rows
 
@@ -42,7 +48,7 @@ def made(name, zoo):
     kind, shape = deepcopy(zoo[name])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape)).float().eval()
-    randomise(model)
+    randomise_weights(model)
     return model
 
 
@@ -99,10 +105,10 @@ def check_engine(model):
 def trained_logprobs(model, rows, pack, dtype=torch.float32):
     """Log-probabilities `[B, T]` of the rows' responses as training computes them."""
     some = [TrainRow(row[:PROMPT], row[PROMPT:], (), ()) for row in rows]
-    apart, made = plan(some, None), plan(some, TOGETHER if pack else None)
+    apart, made = plan_rows(some, None), plan_rows(some, TOGETHER if pack else None)
     assert (made.tokens < apart.tokens) == pack
     with torch.no_grad():
-        return computed(Scorer(model), model.config, made, dtype, "cpu").logprobs
+        return score_plan(Scorer(model), model.config, made, dtype, "cpu").logprobs
 
 
 def check_training(model, pack):
@@ -116,7 +122,7 @@ def test_engine_and_training_equal_transformers(name):
     model = made(name, RIGHT)
     check_engine(model)
     check_training(model, pack=False)
-    assert packs(model)
+    assert can_pack(model)
     check_training(model, pack=True)
 
 
@@ -144,7 +150,7 @@ def test_what_cannot_be_packed_is_trained_row_by_row(name):
     model = made(name, FLAT)
     check_engine(model)
     check_training(model, pack=False)
-    assert not packs(model)
+    assert not can_pack(model)
     with pytest.raises(
         ConfigError, match=f"PPO's critic needs packed rows.*{type(model).__name__}"
     ):
@@ -161,7 +167,7 @@ def test_a_refusal_is_a_sentence_with_the_architectures_name(name):
     assert "\n" not in str(caught.value)
     if name not in UNTRAINED:  # another engine may search it: what is trained is right
         check_training(model, pack=False)
-        assert packs(model) == (name in PACKED)
+        assert can_pack(model) == (name in PACKED)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
@@ -186,7 +192,7 @@ def test_half_precision_is_the_models_own(name, dtype):
 # -- that the start-up check sees what it is for ---------------------------------------------------
 
 
-NO_WINDOW = masks, "spans", lambda config: {FULL: None}
+NO_WINDOW = masks, "layer_spans", lambda config: {FULL: None}
 NO_SCALE = LastLayer, "__call__", lambda self, hidden: self.model.lm_head(hidden)
 FAULTS = {"qwen2 with a window": NO_WINDOW, "mistral": NO_WINDOW, "gpt_oss": NO_WINDOW}
 FAULTS |= {"gemma2": NO_SCALE, "granite": NO_SCALE, "cohere": NO_SCALE}
@@ -199,7 +205,7 @@ def test_a_window_or_a_scale_of_logits_that_is_left_out_is_seen(name, monkeypatc
     monkeypatch.setattr(miniature, "_tried", {})
     with pytest.raises(EngineError, match=f"a {type(model).__name__} "):
         check_forward(model, CONTEXT)
-    assert not packs(model)
+    assert not can_pack(model)
 
 
 def test_a_window_that_no_sequence_exceeds_is_no_reason():

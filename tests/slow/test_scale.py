@@ -44,9 +44,9 @@ def cluster():
     ours, theirs = multiprocessing.Pipe()
 
     def serve():
-        from alphazero_llm_trainer.runs.workers import connect
+        from alphazero_llm_trainer.runs.workers import connect_ray
 
-        connect(None, 6)
+        connect_ray(None, 6)
         import ray
 
         theirs.send(ray.get_runtime_context().gcs_address)
@@ -114,7 +114,7 @@ def test_poison_over_ray_is_isolated(tmp_path, cluster, monkeypatch):
     """Questions that kill, hang or raise end up aside; the innocent ones beside them are
     searched.
     """
-    monkeypatch.setattr(sample, "ATTEMPTS", 1)
+    monkeypatch.setattr(sample, "QUESTION_ATTEMPTS", 1)
     keys = keys_of(a_job(14))
     poison = {keys[1]: "die", keys[3]: "raise", keys[9]: "hang"}
     job = a_job(14, workers=2, poison=poison, seconds=2.0)

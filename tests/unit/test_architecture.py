@@ -17,7 +17,7 @@ from tables import CHECKOUT
 
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.shipped import read_yaml, recipes, shipped
+from alphazero_llm_trainer.config.shipped import read_yaml, recipe_names, shipped_path
 
 PACKAGE = "alphazero_llm_trainer"
 ROOT = CHECKOUT / PACKAGE
@@ -213,7 +213,7 @@ def test_no_pattern_repeats_a_group_possessively():
 
 # What docstrings name that isn't this package's: other projects', file formats' and a user's own.
 OTHERS = set(
-    """H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
+    """KEY NAME environment_factory exit H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
     create_masks_for_generate datasets extra_body fully_shard from_pretrained
     get_sequence_of_considered_visits gumbel_muzero_policy it model_fields_set null off on
     on_policy_distillation orient qtransform_completed_by_mix_value reasoning_tokens sdpa
@@ -285,8 +285,8 @@ def test_names_that_docstrings_and_comments_quote_are_there():
     files = [f"/{path.as_posix()}" for path in (*FILES, *(CHECKOUT / "benchmarks").rglob("*.py"))]
     homes, stale = homes_of_names(), set()
     keys = set(keys_of(load_config().model_dump()))
-    for recipe in recipes():
-        keys.update(keys_of(read_yaml(shipped(f"{recipe}.yaml"))))
+    for recipe in recipe_names():
+        keys.update(keys_of(read_yaml(shipped_path(f"{recipe}.yaml"))))
     [commands] = [one.choices for one in build_parser()._actions if one.dest == "command"]
     flags = {flag for parser in commands.values() for flag in parser._option_string_actions}
     known = OTHERS.union(homes, *homes.values(), *(key.split(".") for key in keys))

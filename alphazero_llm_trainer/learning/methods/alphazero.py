@@ -33,7 +33,7 @@ from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
 from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
-from ...tree.extract import OUTSIDE
+from ...tree.extract import OUTSIDE, mask_to
 from ...tree.graded import GradedTree
 from ..rows import GoodRows
 from ..stats import RoundStats
@@ -52,7 +52,7 @@ class AlphaZero(Objective):
     """Likelihood of what the search chose, and the value's cross-entropy."""
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
-        from ..critic import CriticNetwork
+        from ..critic_network import CriticNetwork
 
         self.coefficient = settings.value_coefficient
         self.critic = CriticNetwork(model, head=True, start=0.0)
@@ -65,7 +65,7 @@ class AlphaZero(Objective):
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """The value's layer."""
-        return self.critic.trained()
+        return self.critic.trained_parameters()
 
     def coefficients(self) -> Coefficients:
         """The value's weight."""
@@ -96,7 +96,7 @@ class AlphaZeroRows(GoodRows):
         self.states: list[TrainRow] = []  # of all rounds so far, as `own` has the policy's
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
-        """See `RowBuilder.remember`."""
+        """The rows of a round's trees that later rounds draw from too."""
         fresh: list[TrainRow] = []
         for graded in trees:
             rows = self.rows_of(graded)
@@ -106,26 +106,27 @@ class AlphaZeroRows(GoodRows):
         return fresh
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """See `RowBuilder.minibatches`. `stats` gets how well the value knew these trees."""
+        """One pass of round `number`: rows by minibatch. `stats` gets how well the value knew these
+        trees.
+        """
         self.judge(trees, stats)
         return super().minibatches(number, trees, stats)
 
     def beside(self, rng: Random, count: int) -> list[TrainRow]:
-        """`count` rows of states, or all that there are."""
+        """`count` rows of earlier rounds' states, drawn by `rng`, or all that there are."""
         return rng.sample(self.states, min(count, len(self.states)))
 
     def rows_of(self, graded: GradedTree) -> list[TrainRow]:
         """A tree's rows: what the search chose, and the states that the value learns from."""
         tree, discount = graded.tree, self.config.search.discount
         way = self.solution(graded)
-        targets = outcomes(tree, discount)
+        targets = state_outcomes(tree, discount)
         lost = [node for node, z in targets.items() if not z]
         rng = Random(derive_seed(self.config.seed, "states", graded.key))
         off = set(rng.sample(lost, min(OFF_PATH, len(lost))))
         kept = {node: z for node, z in targets.items() if z or node in off}
-        pi = choices(tree, way, self.config.train.credit)
-        prompt = self.student.prompt_ids(graded.task.problem.question)
-        return branches(tree, prompt, pi, kept, self.indices)
+        pi = step_targets(tree, way, self.config.train.credit)
+        return branch_rows(tree, graded.prompt_ids, pi, kept, self.indices)
 
     def solution(self, graded: GradedTree) -> list[int]:
         """The nodes of the right response with the fewest steps, the likeliest of several; none
@@ -144,12 +145,12 @@ class AlphaZeroRows(GoodRows):
         values, ends, questions = list[float](), list[float](), list[int]()
         ordered = list[float]()
         for number, graded in enumerate(trees):
-            z = outcomes(graded.tree, self.config.search.discount)
-            known = valued(graded.tree, z)
+            z = state_outcomes(graded.tree, self.config.search.discount)
+            known = state_values(graded.tree, z)
             values += known.values()
             ends += [z[node] for node in known]
             questions += [number] * len(known)
-            ordered += in_order(graded.tree, z)
+            ordered += order_steps(graded.tree, z)
         if not values:
             return
         right = np.array([float(z > 0) for z in ends])
@@ -161,7 +162,7 @@ class AlphaZeroRows(GoodRows):
         stats.value_error = fmean(values) - fmean(ends)
 
 
-def outcomes(tree: Tree, discount: float) -> dict[int, float]:
+def state_outcomes(tree: Tree, discount: float) -> dict[int, float]:
     """z of each state of a tree, ends included: `discount` to the power of the fewest steps from it
     to a right end, 0 where none was found. Rejected steps are no states.
     """
@@ -179,18 +180,18 @@ def outcomes(tree: Tree, discount: float) -> dict[int, float]:
     }
 
 
-def valued(tree: Tree, z: Mapping[int, float]) -> dict[int, float]:
+def state_values(tree: Tree, z: Mapping[int, float]) -> dict[int, float]:
     """V of the states in `z` that no response ends in, where the search asked for it."""
     asked = {node: tree.V[node] for node in z if tree.verdict[node] is None}
     return {node: value for node, value in asked.items() if value is not None}
 
 
-def in_order(tree: Tree, z: Mapping[int, float]) -> list[float]:
+def order_steps(tree: Tree, z: Mapping[int, float]) -> list[float]:
     """Of each two steps after one state whose z differ, 1 where the better one has the higher V, .5
     where V is the same. It is what a search reads off V; AUC over all states is high where V
     knows no more than how near the end they are.
     """
-    known = valued(tree, z)
+    known = state_values(tree, z)
     siblings = defaultdict(list)
     for node in known:
         siblings[tree.parent[node]].append(node)
@@ -202,7 +203,7 @@ def in_order(tree: Tree, z: Mapping[int, float]) -> list[float]:
     ]
 
 
-def choices(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float]:
+def step_targets(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float]:
     """pi of steps by their nodes: 1 of each step of the `way` to a right response (`path`), or
     along it the search's shares of all steps that it drew after each state.
     """
@@ -220,7 +221,7 @@ def choices(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float]:
     return pi
 
 
-def branches(
+def branch_rows(
     tree: Tree,
     prompt: tuple[int, ...],
     pi: Mapping[int, float],
@@ -231,7 +232,8 @@ def branches(
     state in one row alone.
 
     A row's value weights `[T]` are those of the states before its tokens, and sum to 1; a token
-    that nothing learns from follows a state at a row's end.
+    that nothing learns from follows a state at a row's end. In a world a state is a turn's end, after
+    what was answered to it.
     """
     chosen = pi.keys() | targets.keys()
     above = {ROOT} if chosen - {ROOT} else set()
@@ -242,6 +244,7 @@ def branches(
     rows, taken = [], set[int]()
     for end in ends:
         ids, logprobs = tree.sequence(end)
+        mask = mask_to(tree, end)
         weights, known = list[float](), dict[int, float]()
         for node in [ROOT, *tree.path(end)]:
             fresh = node not in taken
@@ -251,6 +254,7 @@ def branches(
             taken.add(node)
         if len(ids) in known:
             ids, logprobs, weights = (*ids, prompt[-1]), (*logprobs, 0.0), [*weights, 0.0]
+            mask = (*mask, True) if mask else ()
         places = range(len(ids))
         rows.append(
             TrainRow(
@@ -261,6 +265,7 @@ def branches(
                 targets=tuple(known.get(at, 0.0) for at in places),
                 value_weights=tuple(1 / len(known) if at in known else 0.0 for at in places),
                 index=next(indices),
+                mask=mask,
             )
         )
     return rows

@@ -38,22 +38,24 @@ from .grpo import GRPO, Grpo
 if TYPE_CHECKING:
     from ...policy.student import Student
 
-KEY = "train.teacher"
+TEACHER_KEY = "train.teacher"
 
 
 class DrawnRows(SampledRows):
     """Rows of all that the student drew, each token against the teacher's probability of it."""
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """Whole questions in random order."""
         rng = Random(derive_seed(self.config.seed, "distill", number))
-        return [row for tree in rng.sample(trees, len(trees)) for row in self.drawn(tree)]
+        return [row for tree in rng.sample(trees, len(trees)) for row in self.draw_rows(tree)]
 
-    def drawn(self, graded: GradedTree) -> list[TrainRow]:
+    def draw_rows(self, graded: GradedTree) -> list[TrainRow]:
         """The ways to a tree's ends. A token's weight is how often it was drawn after the tokens
         before it, in the first row that has it; in the others it is 0.
         """
-        tree, times = graded.tree, draws(graded.tree)
+        tree, times = graded.tree, count_draws(graded.tree)
         prompt = self.student.prompt_ids(graded.task.problem.question)
         # Of (a state, a token): the state after it; states are numbered, that of the prompt is 0.
         after: dict[tuple[int, int], int] = {}
@@ -78,14 +80,17 @@ class DrawnRows(SampledRows):
                 rows.append(TrainRow(prompt, ids, logprobs, draws=own, index=index))
         return rows
 
-    def filled(
+    def fill_rows(
         self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats
     ) -> list[TrainRow]:
-        """See `SampledRows.filled`: those that have room are scored."""
-        made = super().filled(number, trees, rows, stats)
-        return [*self.taught(made[: stats.rows], stats), *made[stats.rows :]]
+        """The first rows that have room, and demonstrations beside them: `rows_per_round` in
+        all where there are demonstrations, which fill up for rows that lack. Those that have room
+        are scored.
+        """
+        made = super().fill_rows(number, trees, rows, stats)
+        return [*self.teach_rows(made[: stats.rows], stats), *made[stats.rows :]]
 
-    def taught(self, rows: Sequence[TrainRow], stats: RoundStats) -> list[TrainRow]:
+    def teach_rows(self, rows: Sequence[TrainRow], stats: RoundStats) -> list[TrainRow]:
         """Rows with their advantages, and in `stats` the KL and what the teacher scored."""
         teacher: Engine = self.scorer
         fresh = [next(at for at, weight in enumerate(row.draws) if weight) for row in rows]
@@ -116,7 +121,7 @@ class DrawnRows(SampledRows):
         return made
 
 
-def draws(tree: Tree) -> list[int]:
+def count_draws(tree: Tree) -> list[int]:
     """How often each node was drawn: once for each continuation that begins above it and goes
     through it.
     """
@@ -142,27 +147,27 @@ class Distill(Grpo):
 # -- the teacher -----------------------------------------------------------------------------------
 
 
-def served(config: Config) -> bool:
+def is_served(config: Config) -> bool:
     """Whether a server is the teacher."""
     return (config.train.teacher or "").startswith(("http://", "https://"))
 
 
-def named(config: Config) -> tuple[Config, Path | None]:
+def teacher_config(config: Config) -> tuple[Config, Path | None]:
     """The teacher's own configuration, and its folder where it is weights of another student."""
     models = {name: spec.model_dump(mode="json") for name, spec in config.models.items()}
     engine = config.engine.model_dump(mode="json") | {"backend": "inprocess"}
     layers: list[dict[str, Any]] = [{"models": models, "engine": engine}]
-    keys, folder = find_model(str(config.train.teacher), load_config(overrides=layers), KEY)
+    keys, folder = find_model(str(config.train.teacher), load_config(overrides=layers), TEACHER_KEY)
     return load_config(overrides=[*layers, keys]), folder
 
 
-def check(config: Config) -> None:
+def check_teacher(config: Config) -> None:
     """Raise ConfigError where the teacher is no model."""
-    if not served(config):
-        named(config)
+    if not is_served(config):
+        teacher_config(config)
 
 
-def load(student: Student, config: Config) -> Engine:
+def load_teacher(student: Student, config: Config) -> Engine:
     """The engine that scores the student's draws.
 
     Raises ConfigError for a server that doesn't tell prompts' log-probabilities, and a teacher that
@@ -172,12 +177,12 @@ def load(student: Student, config: Config) -> Engine:
     from ...policy.student import QUESTION, load_student
 
     teacher, policy = config.train.teacher, student.engine
-    if served(config):
+    if is_served(config):
         try:
             engine: Engine = ServerEngine(
                 student.model,
                 student.tokenizer,
-                settings=config.engine.changed(vllm={"base_url": teacher}),
+                settings=config.engine.with_values(vllm={"base_url": teacher}),
                 adapter="full",
                 eos_id=policy.eos_id,
                 eos_ids=policy.eos_ids,
@@ -186,24 +191,24 @@ def load(student: Student, config: Config) -> Engine:
             asyncio.run(engine.score([(student.prompt_ids(QUESTION), (policy.eos_id,))]))
         except EngineError as error:
             raise ConfigError(
-                f"{KEY} is {teacher}, which can't score the student's tokens "
+                f"{TEACHER_KEY} is {teacher}, which can't score the student's tokens "
                 f"({str(error).partition(': ')[0]}): name a vLLM server of a model with its "
                 "tokenizer, or a folder"
             ) from error
     else:
-        settings, folder = named(config)
+        settings, folder = teacher_config(config)
         made = load_student(settings, folder, inference=True)
         engine = made.engine
         mine, theirs = student.tokenizer.get_vocab(), made.tokenizer.get_vocab()
         if not mine.items() <= theirs.items() or policy.eos_id not in engine.eos_ids:
             raise ConfigError(
-                f"{KEY} is {teacher}, whose vocabulary isn't that of student {student.title}: name "
+                f"{TEACHER_KEY} is {teacher}, whose vocabulary isn't that of student {student.title}: name "
                 "a teacher with the same tokens and end token"
             )
     reads, most = engine.capabilities.max_context, policy.capabilities.max_context
     if reads < most:
         raise ConfigError(
-            f"{KEY} is {teacher}, which reads {reads:,} tokens where the student reads {most:,}: "
+            f"{TEACHER_KEY} is {teacher}, which reads {reads:,} tokens where the student reads {most:,}: "
             f"set engine.max_context={reads}"
         )
     return engine
@@ -213,9 +218,10 @@ DISTILL = Method(
     name="distill",
     rows=DrawnRows,
     # The teacher takes the place of a reference.
-    objective=lambda train, model, lora: Distill(train.changed(kl_coefficient=0.0), model),
+    objective=lambda train, model, lora: Distill(train.with_values(kl_coefficient=0.0), model),
     rates=GRPO.rates,
     reads=frozenset({"clip_high", "clip_low", "pack", "rows_per_round", "teacher"}),
-    check=check,
-    load=load,
+    check=check_teacher,
+    load=load_teacher,
+    worlds=False,
 )

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ...config.load import Config
 from ...config.train import Rates, TrainConfig
 from ...engine.protocol import Verifier
+from ...errors import ConfigError
 from ...policy.engine_tokens import EngineTokens
+from ...problems.registry import open_source
 from ...tree.arena import Tree
-from ...tree.extract import Trajectory, step_values
+from ...tree.extract import Trajectory, step_values, turn_values
 from ...tree.graded import GradedTree
 from ...types import Problem, Step
 from ..credit import (
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from ..losses import Coefficients, Streams
 
 RowNumbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's index in its round
+# By the values of `train.credit` that tell steps apart.
+BY_STEP = {"step": step_values, "turn": turn_values}
 # A tree and those of its responses that training learns from.
 Group = tuple[Tree, list[Trajectory]]
 
@@ -47,7 +51,9 @@ Group = tuple[Tree, list[Trajectory]]
 class CreditedRows(SampledRows):
     """Rows whose advantages are what they earned beside the others of their question."""
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor
         # in a baseline.
@@ -56,7 +62,7 @@ class CreditedRows(SampledRows):
         process = self.config.train.credit == "process"
         problems = [tree.task.problem for tree in graded]
         processes = self.processes(problems, groups, stats) if process else ()
-        made = credited(groups, self.collector, processes)
+        made = credit_tokens(groups, self.collector, processes)
         queues = []
         for tree, (_, responses), advantages in zip(graded, groups, made, strict=True):
             weighed = [
@@ -103,15 +109,15 @@ class CreditedRows(SampledRows):
         ]
 
 
-def credited(
+def credit_tokens(
     groups: Sequence[Group], earned: Earned, processes: Sequence[Sequence[Sequence[float]]] = ()
 ) -> list[list[list[float]]]:
     """By `train.credit`: for each response of each group one number a token `[T]`, as often as it
     was sampled; `processes` are those of process credit.
     """
     train = earned.config.train
-    if train.credit == "step":
-        return by_step(groups, earned)
+    if train.credit in BY_STEP:
+        return by_step(groups, earned, BY_STEP[train.credit])
     made = []
     for g, (_, responses) in enumerate(groups):
         rewards = [earned.reward(response) for response in responses]
@@ -133,14 +139,16 @@ def credited(
     return made
 
 
-def by_step(groups: Sequence[Group], earned: Earned) -> list[list[list[float]]]:
-    """Step credit, in the currency of `train.reward`, over the root mean square of the round's
-    step differences.
+def by_step(
+    groups: Sequence[Group], earned: Earned, values_of: Callable[..., list[tuple[float, float]]]
+) -> list[list[list[float]]]:
+    """Step or turn credit, in the currency of `train.reward`, over the root mean square of the
+    round's differences.
     """
     values = []  # (Q(child), V(parent)) of each step of each response of each group
     for tree, responses in groups:
         counts, sums = earned.node_values(tree)
-        values.append([step_values(t, earned.reward(t), counts, sums) for t in responses])
+        values.append([values_of(t, earned.reward(t), counts, sums) for t in responses])
     differences = [q - v for group in values for steps in group for q, v in steps]
     scale = math.sqrt(math.fsum(d * d for d in differences) / max(len(differences), 1)) or 1.0
     return [
@@ -245,6 +253,20 @@ def by_row(
     return numbers
 
 
+def check_credit(config: Config) -> None:
+    """Raise ConfigError where `train.credit: turn` has no turns, or `process` has turns in worlds."""
+    source = open_source(config)
+    if config.train.credit == "turn" and not source.worlds:
+        raise ConfigError(
+            f"train.credit is turn and source {source.name} has no turns: set it to step"
+        )
+    if config.train.process and source.worlds:
+        raise ConfigError(
+            f"train.credit is process, which scores lines, and source {source.name} has turns in "
+            "worlds: set it to turn or group"
+        )
+
+
 def load_process(student: Any, config: Config) -> Verifier | None:
     """The process reward model that `train.credit: process` scores steps with."""
     if not config.train.process:
@@ -272,9 +294,10 @@ GRPO = Method(
             "teacher_rows",
         }
     ),
-    credits=("group", "step", "process"),
+    credits=("group", "step", "turn", "process"),
     about="GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
     "correctness alone: --config grpo_correctness",
     compares=True,
+    check=check_credit,
     load=load_process,
 )

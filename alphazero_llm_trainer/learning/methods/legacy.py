@@ -40,4 +40,5 @@ LEGACY = replace(
     about="supervised training on the trees' best responses, weighted by the combined reward",
     compares=True,
     ruled=False,
+    worlds=False,
 )

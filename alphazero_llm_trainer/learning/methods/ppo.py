@@ -21,7 +21,7 @@ from .grpo import GRPO, Grpo, RowNumbers, by_row
 if TYPE_CHECKING:
     import torch
 
-    from ..critic import CriticNetwork
+    from ..critic_network import CriticNetwork
     from ..losses import Coefficients, Streams
 
 # How far a value may move from its estimate at sampling before the loss stops pulling.
@@ -32,7 +32,9 @@ VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
 class RewardedRows(SampledRows):
     """Rows that say what their responses earned: the critic makes advantages of that."""
 
-    def sampled(self, number: int, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
+    def sample_rows(
+        self, number: int, trees: list[GradedTree], stats: RoundStats
+    ) -> list[TrainRow]:
         """Sampled responses, as often as each was sampled, with what they earned.
 
         Whole questions, which share their prompt: those with right and wrong responses first, the
@@ -78,7 +80,7 @@ class Ppo(Grpo):
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """The critic's parameters."""
-        return self.critic.trained()
+        return self.critic.trained_parameters()
 
     def begin(self, learner: Any, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Values of all tokens under the critic of now, and what follows from them: advantages,
@@ -109,7 +111,9 @@ class Ppo(Grpo):
         waits = number < CRITIC_ROUNDS
         for index, raw in self.white.items():
             self.white[index] = [0.0 if waits else (a - mean) / (std + 1e-8) for a in raw]
-        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, self.estimates)
+        return {"advantage_mean": mean, "advantage_std": std} | value_figures(
+            repeated, self.estimates
+        )
 
     def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
         """The whitened ones, and what demonstrations bring."""
@@ -133,7 +137,9 @@ class Ppo(Grpo):
         return replace(super().streams(rows), returns=returns, estimates=estimates)
 
 
-def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -> dict[str, float]:
+def value_figures(
+    rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]
+) -> dict[str, float]:
     """The critic's mean value of the tokens, and how much of the outcomes' variance it explains."""
     import torch
 
@@ -145,9 +151,9 @@ def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -
     return figures
 
 
-def objective(train: TrainConfig, model: Any, lora: LoraConfig | None) -> Ppo:
+def make_objective(train: TrainConfig, model: Any, lora: LoraConfig | None) -> Ppo:
     """PPO's, with a new critic."""
-    from ..critic import CriticNetwork
+    from ..critic_network import CriticNetwork
 
     return Ppo(train, model, CriticNetwork(model, lora))
 
@@ -155,7 +161,7 @@ def objective(train: TrainConfig, model: Any, lora: LoraConfig | None) -> Ppo:
 PPO = Method(
     name="ppo",
     rows=RewardedRows,
-    objective=objective,
+    objective=make_objective,
     rates=Rates(3e-4, 3e-4, 1e-5),
     reads=GRPO.reads - {"credit", "negative_weight"} | {"gae_lambda"},
     about="PPO on sampled chains, with a critic",

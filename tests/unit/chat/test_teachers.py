@@ -29,7 +29,7 @@ from alphazero_llm_trainer.config.sections import (
 )
 from alphazero_llm_trainer.engine.protocol import Judgement, TeacherLedger, TeacherProposal
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.report.evaluation import result_text
+from alphazero_llm_trainer.report.eval_page import evaluation_text
 from alphazero_llm_trainer.types import Cost, Direction, Opening, Problem, Step
 
 CASES = table("teachers")
@@ -65,7 +65,7 @@ def complete(endpoint):
 
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
-    monkeypatch.setattr(client_module, "RETRIES", 0)
+    monkeypatch.setattr(client_module, "TEACHER_RETRIES", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,7 +145,7 @@ def test_eval_by_a_judge_says_how_far_it_agrees_with_gold(tmp_path, capsys):
     assert said["judged"] == 8 and said["agreement"][0] >= 0.75  # it can reckon
     assert results["rows"][0]["reward"][0] > 0 and results["rows"][0]["scored_tokens"] > 0
     assert server.requests[0]["messages"][0]["content"] == "Be strict."
-    assert "judge and gold agree on" in result_text(results)
+    assert "judge and gold agree on" in evaluation_text(results)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_fault_that_lasts(fault):
             found = await complete(endpoint)
         except CallError as error:
             found = error
-        return found, endpoint.ledgers.spent()
+        return found, endpoint.ledgers.sum_spending()
 
     server = always(fault, echo=KEY)
     found, spent = play(server, use, timeout_seconds=0.4 if fault in ("hang", "drip") else 20.0)
@@ -189,7 +189,7 @@ def test_a_fault_that_lasts(fault):
 
 @pytest.mark.parametrize("fault", ["429", "500", "close"])
 def test_passing_faults_are_tried_again(fault, monkeypatch):
-    monkeypatch.setattr(client_module, "RETRIES", 1)
+    monkeypatch.setattr(client_module, "TEACHER_RETRIES", 1)
     server = FaultServer(lambda number, asked: fault if number == 0 else "ok", prices=PRICES)
     assert play(server, complete) == "3 + 4 = 7" and len(server.served) == 2
 
@@ -200,7 +200,7 @@ async def each(client, times):
         try:
             yield await client.complete(QUESTION, seed=seed)
         except CallError as error:
-            client.ledgers.failed(client.name, error)
+            client.ledgers.count_failure(client.name, error)
             yield error.kind
 
 
@@ -249,7 +249,7 @@ def test_info_calls_each_teacher_once(monkeypatch, capsys):
 
 
 def test_concurrency_is_bounded(monkeypatch):
-    monkeypatch.setattr(client_module, "MOST_CALLS", 3)
+    monkeypatch.setattr(client_module, "TEACHER_CALLS", 3)
 
     async def use(endpoint):
         client = ChatClient(endpoint, ONE)
@@ -312,7 +312,7 @@ def test_a_spent_budget_ends_the_calls_and_is_said_once(unit, limit, caplog, mon
         return endpoint.ledgers.as_dict()
 
     server = FaultServer(lambda number, asked: "500" if number == 2 else "ok", prices=PRICES)
-    monkeypatch.setattr(client_module, "MOST_CALLS", 1)
+    monkeypatch.setattr(client_module, "TEACHER_CALLS", 1)
     card = play(server, use, budget={"dollars": None, unit: limit})
     tokens, dollars = server.charged()
     taken = {"dollars": dollars, "tokens": tokens, "calls": len(server.served)}
@@ -346,11 +346,13 @@ def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):
     first = opened()
     first.begin("a")
     first.add("a", Cost(prompt_tokens=3, sampled_tokens=4, calls=1, dollars=0.25))
-    first.used("a", 0.75)
+    first.count_use("a", 0.75)
     first.begin("a")
-    first.failed("a", CallError("http 500", "a is down"))
+    first.count_failure("a", CallError("http 500", "a is down"))
     again, own = opened(), first.of("a")
-    assert again.spent() == {"dollars": 0.25, "tokens": 7, "calls": 2} and again.session == {}
+    assert (
+        again.sum_spending() == {"dollars": 0.25, "tokens": 7, "calls": 2} and again.session == {}
+    )
     assert again.of("a") == own == TeacherLedger(2, 1, 0.75, {"http 500": 1}, own.cost)
     again.begin("a")
     with pytest.raises(CallError):
@@ -450,7 +452,7 @@ def test_the_terminal_checker():
     async def use(endpoint):
         checker = TerminalChecker(ChatClient(endpoint, ONE, "terminal checker"))
         for i, (rule, verdict) in enumerate(rules):
-            assert await checker.finished(PROBLEM, f"3 + {i} = 7", rule) is verdict
+            assert await checker.is_finished(PROBLEM, f"3 + {i} = 7", rule) is verdict
         return checker.ledger
 
     #         agrees, disagrees twice, unreadable, failed

@@ -10,7 +10,7 @@ from alphazero_llm_trainer.cli import base
 from alphazero_llm_trainer.cli.base import flag_layers
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config, load_training
-from alphazero_llm_trainer.files import flat
+from alphazero_llm_trainer.files import flatten_keys
 from alphazero_llm_trainer.runs.export import SUFFIXES
 
 CLI = Path(base.__file__).parent
@@ -25,7 +25,7 @@ VALUES = {
 JUDGE = ["--judge-url", "http://localhost:8001/v1", "--judge-model", "judge"]
 NEEDED = {"sample": ["--out", "x"], "fetch": ["small"], "merge": "--adapter x --out x".split()}
 # Read by argparse, or by what all commands share.
-SHIPPED = dict(flat(load_config().model_dump()))
+SHIPPED = dict(flatten_keys(load_config().model_dump()))
 SHARED = {"help", "quiet", "verbose", "config", "overrides", "version"}
 
 
@@ -56,7 +56,7 @@ def test_a_flag_sets_its_key_or_is_read_by_its_command(name, command, action):
     words = [action.option_strings[0]] + ([value] if action.nargs != 0 else [])
     needed = [*NEEDED.get(name, []), *(JUDGE if key.startswith("rewards.judge.") else [])]
     layers = flag_layers(build_parser().parse_args([name, *needed, *words]))
-    changed = dict(flat(load_config(overrides=layers).model_dump()))
+    changed = dict(flatten_keys(load_config(overrides=layers).model_dump()))
     assert changed[key] != SHIPPED.get(key)
 
 
@@ -74,7 +74,7 @@ def test_export_offers_every_kind():
 
 
 def test_keys_that_the_method_reads_are_taken():
-    from alphazero_llm_trainer.learning.methods.registry import METHODS
+    from alphazero_llm_trainer.learning.methods.by_name import METHODS
     from alphazero_llm_trainer.runs.start import check_method
 
     values = {

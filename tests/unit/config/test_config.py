@@ -20,10 +20,10 @@ from alphazero_llm_trainer.config.load import (
     load_config,
     load_training,
     parse_override,
-    parts_of,
     read_yaml,
-    shipped,
-    validate,
+    shipped_path,
+    split_key,
+    validate_config,
 )
 from alphazero_llm_trainer.config.refusals import read_refusals, split_condition
 from alphazero_llm_trainer.config.sections import (
@@ -33,7 +33,7 @@ from alphazero_llm_trainer.config.sections import (
     TeachersConfig,
 )
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.learning.methods.registry import METHODS
+from alphazero_llm_trainer.learning.methods.by_name import METHODS
 from alphazero_llm_trainer.runs import plan
 
 CASES = table("config")
@@ -77,7 +77,7 @@ def keys(raw, path=()):
 
 def at(config, key):
     """The value of a dotted key; a student's or tier's name may have dots."""
-    for part in parts_of(key):
+    for part in split_key(key):
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
 
@@ -98,12 +98,12 @@ def test_every_float_may_be_written_with_an_exponent():
 
 def test_training_yaml_is_made_of_the_sections():
     made = runpy.run_path(str(CHECKOUT / "scripts" / "training_yaml.py"))["training_yaml"]()
-    assert shipped("training.yaml").read_text(encoding="utf-8") == made
-    assert set(keys(read_yaml(shipped("training.yaml")))) == set(LEAVES)
+    assert shipped_path("training.yaml").read_text(encoding="utf-8") == made
+    assert set(keys(read_yaml(shipped_path("training.yaml")))) == set(LEAVES)
     assert all("# " in line for line in made.splitlines() if line and line[-1] != ":")
     # Sections by themselves have its values.
     config = load_config()
-    assert SearchConfig(simulations=6) == config.search.changed(simulations=6)
+    assert SearchConfig(simulations=6) == config.search.with_values(simulations=6)
     assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget
     # An edit of a student's shape is told by the values of `ModelShape`.
     assert config.models["small"].shape == ModelShape()
@@ -147,7 +147,7 @@ def test_what_a_recipe_or_the_student_says_is_nobody_s_own():
     config = load_config(overrides=["search.samples=8"])
     with pytest.raises(ConfigError, match=r"search\.samples is 8, unread"):
         config.refuse(unread)
-    validate(config.model_dump(mode="json")).refuse(unread)  # a run that goes on
+    validate_config(config.model_dump(mode="json")).refuse(unread)  # a run that goes on
 
 
 # -- order of precedence ---------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_later_settings_win(tmp_path):
     }
     check(over, own | set_so)
     card = over.model_dump(mode="json")
-    assert validate(card).model_dump(mode="json") == card
+    assert validate_config(card).model_dump(mode="json") == card
 
 
 TEXTS = [
@@ -219,7 +219,7 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
 def edited(tmp_path, monkeypatch):
     """Replaces a text in a copy of a shipped file, which is read from then on."""
     copy = tmp_path / "alphazero_llm_trainer" / "config_files"
-    shutil.copytree(shipped("training.yaml").parent, copy)
+    shutil.copytree(shipped_path("training.yaml").parent, copy)
 
     def edit(text, other, name="training.yaml"):
         file = copy / name
@@ -330,7 +330,7 @@ def test_the_engine_is_vllm_where_it_serves_best(
     monkeypatch.setenv("WORLD_SIZE", ranks)
     config = load_config(overrides=overrides)
     assert config.engine.backend == backend
-    assert ("alphazero-llm-trainer[gpu]" in plan.engine(config)) == (cuda and not vllm)
+    assert ("alphazero-llm-trainer[gpu]" in plan.describe_engine(config)) == (cuda and not vllm)
 
 
 @pytest.mark.parametrize("student, cuda, source", CASES["problems"])

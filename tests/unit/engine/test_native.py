@@ -34,7 +34,7 @@ from alphazero_llm_trainer.policy import backend
 from alphazero_llm_trainer.policy.adapters import AdapterView
 from alphazero_llm_trainer.policy.student import load_student
 
-LIBRARY = native.library()
+LIBRARY = native.load_library()
 BEST = FLOATS if LIBRARY is None else LIBRARY.bf16_unit()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="no C compiler here")
 needs_bf16 = pytest.mark.skipif(BEST == FLOATS, reason="neither AMX nor AVX512-BF16 here")
@@ -249,10 +249,10 @@ def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(k
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_working_compiler_transformers_computes(compiler, monkeypatch):
     monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(native, "kernels", kernel_build.load_kernels)
-    anew = native.library.__wrapped__
+    monkeypatch.setattr(native, "open_kernels", kernel_build.load_kernels)
+    anew = native.load_library.__wrapped__
     for module in (native, inprocess):
-        monkeypatch.setattr(module, "library", anew)
+        monkeypatch.setattr(module, "load_library", anew)
     engine = tiny_engine()
     assert isinstance(engine.forward, LibraryForward)
     [[(ids, logprobs)]] = drawn(engine, [GenerateRequest((5, 6, 7), max_new_tokens=20)])
@@ -277,7 +277,9 @@ def test_units_and_threads_are_those_that_pay(monkeypatch):
     def processor(unit):
         library = None if unit is None else SimpleNamespace(bf16_unit=lambda: unit)
         monkeypatch.setattr(
-            precision, "kernels", lambda: SimpleNamespace(library=library, status="no compiler")
+            precision,
+            "open_kernels",
+            lambda: SimpleNamespace(library=library, status="no compiler"),
         )
 
     assert [kernel_threads(n, 8) for n in (1000, LARGE - 1, LARGE)] == [1, 1, 8]

@@ -12,7 +12,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import vllm_engine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import Launch
-from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.eval.greedy import answer_tasks
 from alphazero_llm_trainer.learning.models import make_trainable
 from alphazero_llm_trainer.policy import backend
 from alphazero_llm_trainer.policy.adapters import POLICY
@@ -92,7 +92,7 @@ def test_trainer_and_vllm_take_turns_on_one_card(monkeypatch):
         engine.sleep()
         calls.append("updates")
         engine.version = 1
-        answer(student, load_tasks("embedded", "validation", 1), max_tokens=4)
+        answer_tasks(student, load_tasks("embedded", "validation", 1), max_tokens=4)
     finally:
         engine.close()
     assert calls == [

@@ -23,7 +23,7 @@ from alphazero_llm_trainer.engine.background import LoopThread
 from alphazero_llm_trainer.engine.completions import Ask, sample_seed
 from alphazero_llm_trainer.engine.device import device_memory
 from alphazero_llm_trainer.engine.vllm_launch import launch_for
-from alphazero_llm_trainer.engine.vllm_server import body, parse
+from alphazero_llm_trainer.engine.vllm_server import parse_answer, request_body
 from alphazero_llm_trainer.engine.vllm_weights import has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.learning.models import make_trainable
@@ -54,12 +54,12 @@ def test_the_thread_takes_no_interrupts():
 
 def test_the_request_says_everything_that_defaults_could_change():
     ask = Ask(PROMPT, 12, 0.7, sample_seed(3, 0), (1, 2), top_k=4)
-    sent = body(ask, "student")
+    sent = request_body(ask, "student")
     assert table("vllm")["request"].items() <= sent.items()
     assert sent["seed"] == ask.seed and "prompt_logprobs" not in sent
     assert json.loads(json.dumps(sent)) == sent
-    assert body(Ask(PROMPT, 12, 0.7, 1, top_p=0.9), "student")["top_p"] == 0.9
-    greedy = body(Ask(PROMPT, 1, 0.0, 5, scored=True), "student")
+    assert request_body(Ask(PROMPT, 12, 0.7, 1, top_p=0.9), "student")["top_p"] == 0.9
+    greedy = request_body(Ask(PROMPT, 1, 0.0, 5, scored=True), "student")
     assert "seed" not in greedy and greedy["prompt_logprobs"] == 0
 
 
@@ -67,7 +67,7 @@ RECORDED = json.loads(table("vllm")["answer"])
 
 
 def test_an_answer_is_read():
-    answer = parse(RECORDED, Ask(PROMPT, 12, 1.0, 0, top_k=2, scored=True))
+    answer = parse_answer(RECORDED, Ask(PROMPT, 12, 1.0, 0, top_k=2, scored=True))
     assert (answer.token_ids, answer.logprobs, answer.cached) == ((11, 1), (-0.5, -1.25), 3)
     # Likeliest first, of equal ones the lower token; the drawn one is not among them where it is
     # less likely.
@@ -76,7 +76,7 @@ def test_an_answer_is_read():
     broken = copy.deepcopy(RECORDED)
     broken["choices"][0].pop("token_ids")
     with pytest.raises(EngineError, match="lacks token ids"):
-        parse(broken, Ask(PROMPT, 12, 1.0, 0))
+        parse_answer(broken, Ask(PROMPT, 12, 1.0, 0))
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def test_how_vllm_is_started():
             and full["block_size"] % 32 == 0
         )
         with pytest.raises(ConfigError, match="4-bit"):
-            launch(spec=TINY.changed(quantization="nf4"))
+            launch(spec=TINY.with_values(quantization="nf4"))
     with pytest.raises(ConfigError, match="up to rank 512"):
-        launch(spec=TINY.changed(lora={"rank": 1000}), adapter="lora")
+        launch(spec=TINY.with_values(lora={"rank": 1000}), adapter="lora")
 
 
 def test_a_server_that_is_not_there():

@@ -20,12 +20,12 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.calls import GOING_ON, ChatSteps
+from alphazero_llm_trainer.environment.calls import CONTINUE_FIELDS, ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
 from alphazero_llm_trainer.environment.front_end import left_out
-from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
-from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, record
-from alphazero_llm_trainer.environment.rollouts import TRACES, summarise
+from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, shared_student
+from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, search_record
+from alphazero_llm_trainer.environment.rollouts import TRACES, summarise_rollouts
 from alphazero_llm_trainer.environment.taskset import (
     ENDLESS,
     TRAINERS,
@@ -34,10 +34,10 @@ from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroTaskConfig,
     AlphaZeroTaskset,
     AlphaZeroTasksetConfig,
-    scoring,
+    scoring_config,
     task_data,
 )
-from alphazero_llm_trainer.environment.taskset_rules import scored
+from alphazero_llm_trainer.environment.taskset_rules import score_reply
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.mcts.driver import SearchResult
@@ -45,7 +45,7 @@ from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.registry import register
+from alphazero_llm_trainer.problems.registry import register_source
 from alphazero_llm_trainer.problems.task_list import TaskList
 from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.perplexity import Perplexity
@@ -178,9 +178,11 @@ def test_the_default_harness_is_named_where_it_is_set():
 
 def test_any_gold_answer_of_a_task_counts_in_the_environment():
     task = Task(Problem("p", "Who?", "several"), "Ann", others=("Anne B",))
-    register(TaskList([task], "several"))
+    register_source(TaskList([task], "several"))
     item = AlphaZeroTask(task_data(task), AlphaZeroTaskConfig())
-    right = [asyncio.run(item.graded(f"#### {answer}")).correct for answer in ("Anne B", "Bob")]
+    right = [
+        asyncio.run(item.grade_response(f"#### {answer}")).correct for answer in ("Anne B", "Bob")
+    ]
     assert right == [True, False]
 
 
@@ -194,7 +196,7 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula():
     agent = vf.SingleAgentEnvConfig().agent
 
     async def main():
-        student = frozen_student().student
+        student = shared_student().student
         engine_steps = EngineSteps(student, 1.0)
         for likely in (Perplexity(student, config.search.max_tokens), None):
             golds = {task.problem.id: task for task in tasks}
@@ -207,7 +209,7 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula():
                 for steps in (*(one.steps for one in sampled), written):
                     text = text_of(steps)
                     parts = await evaluate(problem, steps, [Direction.NONE] * len(steps), "answer")
-                    trace = await scored(agent, item.with_student(likely is not None), text)
+                    trace = await score_reply(agent, item.with_student(likely is not None), text)
                     assert trace.ok, trace.errors
                     pre = trace.metrics.get("perplexity_reward")
                     count = sum(bool(line.strip()) for line in text.split("\n"))
@@ -275,7 +277,7 @@ def test_perplexity_is_by_the_student_that_the_run_names(tmp_path, monkeypatch, 
 
     async def own():
         data, steps = trace.task.data, []
-        frozen = frozen_student("mine", config.entry, data.system_prompt)
+        frozen = shared_student("mine", config.entry, data.system_prompt)
         assert frozen.student.opening.system_prompt == data.system_prompt
         ids = frozen.encode("1 + 1 = 2\n#### 2", True)
         steps.append(Step(ids, (), ""))
@@ -302,8 +304,11 @@ def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path):
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
         tasks(0.0)
     off = RewardConfig(use_student_model=False)
-    assert scoring(AlphaZeroTasksetConfig(), off).use_student_model is False
-    assert scoring(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model is True
+    assert scoring_config(AlphaZeroTasksetConfig(), off).use_student_model is False
+    assert (
+        scoring_config(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model
+        is True
+    )
 
 
 def test_a_right_answer_of_another_model_scores_one_less_its_steps(
@@ -469,7 +474,7 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(
     assert all("stop" not in body and body["temperature"] == 1.0 for body in asked)
     assert {body["max_tokens"] for body in asked} == {400}  # a chat model's, as models.yaml has it
     begun = [body for body in bodies if body["messages"][-1]["role"] == "assistant"]
-    assert begun and all(body | GOING_ON == body for body in begun)
+    assert begun and all(body | CONTINUE_FIELDS == body for body in begun)
     questions = {task.data.prompt_text for task in environment().taskset}
     written = {m["content"] for body in asked for m in body["messages"] if m["role"] != "system"}
     assert written - questions <= {"1 + 1 = 2\n", "1 + 1 = 2\n2 + 2 = 4\n"}
@@ -502,7 +507,7 @@ def test_a_search_draws_the_students_own_chain(chat_student):
 
     async def main():
         # One that has a chat template with a mark at each turn's end, and the embedded student.
-        for student in (chat_student, frozen_student().student):
+        for student in (chat_student, shared_student().student):
             policy = EngineSteps(student, 1.0)
             opening = [*student.opening.messages(question), {"role": "user", "content": question}]
             calls = ChatSteps(None, opening, config.search, None)
@@ -511,7 +516,7 @@ def test_a_search_draws_the_students_own_chain(chat_student):
                 body = {
                     "model": "m",
                     "messages": calls.messages(steps),
-                    **(GOING_ON if steps else {}),
+                    **(CONTINUE_FIELDS if steps else {}),
                 }
                 wanted = chat_request(ChatBody.model_validate(body), student, Models("m"))
                 assert wanted.prompt == policy.prompt_ids(problem) + ids_of(steps)
@@ -535,7 +540,7 @@ def test_a_server_that_does_not_go_on_from_a_message_is_named(kind, monkeypatch)
 def test_a_search_that_finished_nothing_has_nothing_to_score():
     result = SearchResult(Problem("a", "q", "x"), Tree(), None, Cost(), "tokens", 1)
     with pytest.raises(EngineError, match="no finished response"):
-        record(result)
+        search_record(result)
 
 
 def test_a_limit_of_lines_ends_a_continuation():
@@ -592,4 +597,4 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path):
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
     (tmp_path / TRACES).write_text(episode.model_dump_json() + "\n")
-    assert summarise(tmp_path).taught == 1
+    assert summarise_rollouts(tmp_path).taught == 1

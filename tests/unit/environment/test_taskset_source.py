@@ -14,13 +14,17 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
+from alphazero_llm_trainer.environment.taskset_source import (
+    MOST_TASKS,
+    VerifiersTaskset,
+    own_splits,
+)
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, RequestError
-from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.eval.greedy import answer_tasks
 from alphazero_llm_trainer.grading.graders import Verdict
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.registry import names, open_problems
+from alphazero_llm_trainer.problems.registry import open_problems, source_names
 from alphazero_llm_trainer.problems.source import SPLITS
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Step
@@ -54,7 +58,7 @@ def apple(source):
 
 def test_it_is_found_by_the_entry_point():
     place = "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
-    assert names()["verifiers"].value == place
+    assert source_names()["verifiers"].value == place
 
 
 def test_a_taskset_without_splits_is_cut_by_hash():
@@ -106,7 +110,7 @@ def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     source = open_taskset("verifiers:counting")
     tasks = {split: source.load(split, 10**6) for split in SPLITS}
-    assert source.system_prompt is None and sum(map(len, tasks.values())) == MOST
+    assert source.system_prompt is None and sum(map(len, tasks.values())) == MOST_TASKS
     fresh, task = VerifiersTaskset("counting"), tasks["arena"][-1]
     number = int(task.problem.question.partition(" ")[0])
     assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
@@ -272,8 +276,8 @@ def test_votes_are_by_the_answer_or_the_whole_text():
 def test_answers_know_of_partial_credit():
     """What a run's mean grade before and after hangs on."""
     student = load_student(load_config(overrides=["student=embedded"]))
-    graded = answer(student, [apple(open_taskset(WORDS))], max_tokens=8)
-    plain = answer(student, load_tasks("embedded", "test", 1), max_tokens=8)
+    graded = answer_tasks(student, [apple(open_taskset(WORDS))], max_tokens=8)
+    plain = answer_tasks(student, load_tasks("embedded", "test", 1), max_tokens=8)
     assert (graded.partial, plain.partial) == (True, False)
 
 

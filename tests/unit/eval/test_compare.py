@@ -8,21 +8,21 @@ import pytest
 
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
-from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell
+from alphazero_llm_trainer.eval.cells import SAMPLES_METHOD, Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.metrics import wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
-    at_k,
-    failures,
-    leaders,
-    paired,
-    summary,
+    find_leaders,
+    list_failures,
+    pair_methods,
+    pass_rows,
+    summarise_cell,
 )
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.registry import source_of
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.report.evaluation import result_text
+from alphazero_llm_trainer.report.eval_page import evaluation_text
 
 
 def cell(method, outcomes, budget=100, **more):
@@ -38,7 +38,7 @@ def cell(method, outcomes, budget=100, **more):
 
 
 def sampled(correct, tokens):
-    return Cell("embedded", SAMPLES, 2, correct=correct, sampled_tokens=tokens)
+    return Cell("embedded", SAMPLES_METHOD, 2, correct=correct, sampled_tokens=tokens)
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_a_cell_adds_up(student, config):
             and source_of(task.problem).grade(row["response"], task).correct
         )
         assert right_now == (row["verdict"] == "correct")
-    row = summary(found)
+    row = summarise_cell(found)
     assert row["accuracy"][0] == right / 30 and row["most_tokens"] == max(found.tokens)
     assert row["sampled_tokens"] * 30 == found.sampled_tokens == sum(found.tokens)
 
@@ -76,7 +76,8 @@ def test_pairs_say_gain_loss_and_no_gain():
         "greedy": base, "best-of-n": better, "majority": worse, "adaptive-best-of-n": base, "mcts": base
     }  # fmt: skip
     cells = [cell(*one) for one in methods.items()]
-    rows = paired([*cells, cell("mcts", base, budget=200)])  # the last has nothing to pair with
+    # The last has nothing to pair with.
+    rows = pair_methods([*cells, cell("mcts", base, budget=200)])
     assert {row["budget"] for row in rows} == {100}
     said = {(row["method"], row["over"]): row["reading"] for row in rows}
     for over, reading in {"greedy": "no gain", "best-of-n": "loss", "majority": "gain"}.items():
@@ -86,7 +87,7 @@ def test_pairs_say_gain_loss_and_no_gain():
 
 
 def test_pass_at_k_of_a_table():
-    row = at_k(sampled([[True, False], [False, False]], 80))
+    row = pass_rows(sampled([[True, False], [False, False]], 80))
     assert row["pass@1"][0] == 0.25
     assert row["pass@2"] == [0.5, wilson(1, 2).low, wilson(1, 2).high]
     assert "pass@4" not in row and row["sampled_tokens"] == 40
@@ -95,10 +96,10 @@ def test_pass_at_k_of_a_table():
 def results_of(*cells):
     return {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7,
-        "rows": [summary(one) for one in cells], "pairs": paired(cells),
-        "leaders": leaders(cells),
-        "failures": failures(cells),
-        "at_k": [at_k(sampled([[True, False]], 8))],
+        "rows": [summarise_cell(one) for one in cells], "pairs": pair_methods(cells),
+        "leaders": find_leaders(cells),
+        "failures": list_failures(cells),
+        "at_k": [pass_rows(sampled([[True, False]], 8))],
         "benchmarks": {"embedded": {"problems": 4}}, "config": {"search": {"temperature": 1.0}},
     }  # fmt: skip
 
@@ -129,7 +130,7 @@ def results_of(*cells):
     ],
 )
 def test_what_came_of_it_is_said_in_a_sentence(cells, said):
-    assert said in result_text(results_of(*cells))
+    assert said in evaluation_text(results_of(*cells))
 
 
 def test_failures_are_those_of_the_leader_at_the_largest_budget():
@@ -138,9 +139,9 @@ def test_failures_are_those_of_the_leader_at_the_largest_budget():
         cell("mcts", "1" * 30, 200),
         cell("greedy", "1" + "0" * 29, 200),
     ]
-    found = failures(cells)["embedded"]
+    found = list_failures(cells)["embedded"]
     assert (found["method"], found["budget"], found["count"]) == ("mcts", 200, 0)
-    found = failures(cells[::2])["embedded"]
+    found = list_failures(cells[::2])["embedded"]
     assert (found["method"], found["count"]) == ("greedy", 29)
     assert [row["question"] for row in found["answers"]] == [f"{at}?" for at in range(1, 11)]
 

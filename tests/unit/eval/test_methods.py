@@ -26,8 +26,8 @@ from alphazero_llm_trainer.eval.attempt import (
     chain_of,
 )
 from alphazero_llm_trainer.eval.cells import Benchmark, run_cell
-from alphazero_llm_trainer.eval.methods import METHODS, answered
-from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
+from alphazero_llm_trainer.eval.methods import ANSWERING, run_method
+from alphazero_llm_trainer.eval.named_verifiers import LogProbability, NoVerifier, Product
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
@@ -75,7 +75,7 @@ def verifier_of(name, network, prm):
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    method=st.sampled_from(sorted(METHODS)),
+    method=st.sampled_from(sorted(ANSWERING)),
     verifier=st.sampled_from(["none", "log-probability", "calculator", "product", "value", "prm"]),
     budget=st.integers(1, 400),
     index=st.integers(0, len(TASKS) - 1),
@@ -92,7 +92,7 @@ def test_no_method_ever_spends_more_than_its_budget(
     index,
     seed,
 ):
-    """`answered` raises when its books say so; here the engines' own counters agree with the
+    """`run_method` raises when its books say so; here the engines' own counters agree with the
     books.
     """
     judge = verifier_of(verifier, network, prm)
@@ -100,7 +100,7 @@ def test_no_method_ever_spends_more_than_its_budget(
     student.engine.tree.clear()
     network.critic.engine.tree.clear()
     sampled, scored = student.engine.cost.sampled_tokens, judge.scored_tokens
-    found = asyncio.run(answered(method, sampler, TASKS[index].problem, seed, budget))
+    found = asyncio.run(run_method(method, sampler, TASKS[index].problem, seed, budget))
     assert found.cost.sampled_tokens == student.engine.cost.sampled_tokens - sampled
     # An engine that scores log-probabilities computes a prefix's last token again; the books count
     # each token once.
@@ -120,18 +120,18 @@ def test_over_budget_is_an_error(student, config, monkeypatch):
         attempt.cost.sampled_tokens += attempt.budget + 1
         return "#### 1", "finished"
 
-    monkeypatch.setitem(METHODS, "greedy", spendthrift)
+    monkeypatch.setitem(ANSWERING, "greedy", spendthrift)
     context = MethodContext(student, NoVerifier(), config)
     with pytest.raises(OverBudgetError):
-        run(lambda: answered("greedy", context, TASKS[0].problem, 0, 50))
+        run(lambda: run_method("greedy", context, TASKS[0].problem, 0, 50))
 
 
 def test_greedy_is_the_package_s_greedy(student):
     config = load_config(overrides=["student=embedded", "search.verify.first_temperature=1"])
     sampler = MethodContext(student, NoVerifier(), config)
-    expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
+    expected = plain.answer_tasks(student, TASKS, max_tokens=config.search.max_tokens)
     for task, [text] in zip(TASKS, expected.responses, strict=True):
-        assert asyncio.run(answered("greedy", sampler, task.problem, 0, 400)).response == text
+        assert asyncio.run(run_method("greedy", sampler, task.problem, 0, 400)).response == text
 
 
 class Judge:
@@ -177,7 +177,7 @@ def test_what_was_drawn_after_the_same_steps_is_left_out(student, method, repeat
     changed = load_config(overrides=["student=embedded", *changes])
     sampler = MethodContext(student, Judge(99, 0.5), changed)
     sampler.policy = policy = Watched(0.3)
-    run(lambda: answered(method, sampler, TASKS[0].problem, 3, 2000))
+    run(lambda: run_method(method, sampler, TASKS[0].problem, 3, 2000))
     # The last chain of `mcts` is drawn as it comes.
     asked = policy.left_out[:-1]
     assert len(asked) > 5 and any(before for *_, before in asked)
@@ -196,7 +196,7 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student):
     )
     sampler = MethodContext(student, Judge(2, 0.0), changed)
     sampler.policy = policy = Watched(0.0)
-    run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
+    run(lambda: run_method("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
 
@@ -208,7 +208,7 @@ def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
     changed = load_config(overrides=["student=embedded", "search.max_depth=5"])
     sampler = MethodContext(student, Judge(99, 1.0), changed)
     sampler.policy = policy = Watched(0.0)
-    run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 1200))
+    run(lambda: run_method("step-rejection", sampler, TASKS[0].problem, 3, 1200))
     assert policy.depths[0] > 10
     assert all(policy.depths[depth] <= policy.depths[0] for depth in range(5))
 
@@ -220,7 +220,7 @@ def test_a_tree_votes_by_what_its_source_reads(student):
     sampler = MethodContext(student, Judge(99, 0.01), changed)
     sampler.policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))
     problem = Problem("capital", "Which city?", "hotpotqa")
-    found = run(lambda: answered("mcts", sampler, problem, 0, 36))
+    found = run(lambda: run_method("mcts", sampler, problem, 0, 36))
     assert found.response in ("#### Paris", "#### The Paris")
 
 
@@ -235,19 +235,19 @@ def test_a_response_that_a_limit_cut_is_no_answer(student, config, texts, ended,
 
 def test_a_prompt_that_does_not_fit_is_reported(student, config):
     problem = Problem("long", "apples " * 2000, "test")
-    for method in METHODS:
+    for method in ANSWERING:
         found = asyncio.run(
-            answered(method, MethodContext(student, Calculator(), config), problem, 0, 100)
+            run_method(method, MethodContext(student, Calculator(), config), problem, 0, 100)
         )
         assert (found.response, found.ended_by, found.tokens) == (None, "too long", 0)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(ANSWERING))
 def test_a_response_that_never_ends_its_first_line_is_no_answer(student, method):
     sampler = MethodContext(
         student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"])
     )
-    found = asyncio.run(answered(method, sampler, TASKS[0].problem, 0, 60))
+    found = asyncio.run(run_method(method, sampler, TASKS[0].problem, 0, 60))
     assert found.response is None and 0 < found.tokens <= 60
 
 
@@ -261,16 +261,16 @@ def test_votes_are_counted_by_answer(student, config):
         chain(text)
         for text in ("none", "nor here", "a\n#### 3", "b\n#### 4", "c\n#### 4.0", "d\n#### 3")
     ]
-    assert methods.voted(attempt, chains) == "a\n#### 3"  # the first on ties
-    assert methods.voted(attempt, chains[:2]) == "none"
-    assert methods.voted(attempt, []) is None
+    assert methods.vote_response(attempt, chains) == "a\n#### 3"  # the first on ties
+    assert methods.vote_response(attempt, chains[:2]) == "none"
+    assert methods.vote_response(attempt, []) is None
 
 
 def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student, config):
     """What methods keep back finishes a response: they don't end with nothing."""
     sampler = MethodContext(student, Calculator(), config)
     for method in ("step-rejection", "adaptive-best-of-n", "best-of-n"):
-        found = [asyncio.run(answered(method, sampler, task.problem, 0, 80)) for task in TASKS]
+        found = [asyncio.run(run_method(method, sampler, task.problem, 0, 80)) for task in TASKS]
         assert sum(one.response is not None for one in found) == len(TASKS)
 
 
@@ -291,10 +291,10 @@ SQUARE = Task(Problem("gsm8k/test/0", "What is 5 * 5?", "gsm8k"), "25")
 
 @pytest.mark.parametrize("method", JUDGING)
 def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(student, config, method):
-    found = run(lambda: answered(method, scripted(student, config, BARE), SQUARE.problem, 0, 200))
+    found = run(lambda: run_method(method, scripted(student, config, BARE), SQUARE.problem, 0, 200))
     assert found.response == "#### 25" and found.unjudged and found.ended_by != "accepted"
     worked = run(
-        lambda: answered(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200)
+        lambda: run_method(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200)
     )
     assert worked.response == "5 * 5 = 25\n#### 25" and not worked.unjudged
     if method not in ("best-of-n", "beam"):  # these end when they have done what they do

@@ -19,10 +19,10 @@ from alphazero_llm_trainer.learning.methods.alphazero import (
     OFF_PATH,
     AlphaZero,
     AlphaZeroRows,
-    branches,
-    choices,
-    in_order,
-    outcomes,
+    branch_rows,
+    order_steps,
+    state_outcomes,
+    step_targets,
 )
 from alphazero_llm_trainer.learning.models import MemoryOptions
 from alphazero_llm_trainer.learning.train_row import TrainRow
@@ -54,18 +54,18 @@ def a_tree():
 def test_a_state_is_worth_the_discount_to_the_nearest_right_end():
     tree = a_tree()
     a, d, b, c, end = 1, 2, 3, 4, 6
-    found = outcomes(tree, 0.5)
+    found = state_outcomes(tree, 0.5)
     assert found == {ROOT: 0.125, a: 0.25, d: 0.0, b: 0.5, c: 0.0, end: 1.0}
     # A shorter way to a right end counts for the states before it.
     short = tree.attach(a, Step((9,), (0.0,), "short"))
     tree.finish(short, "ended", RewardParts(total=1.0, hre=1.0))
-    assert outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5, short: 1.0}
+    assert state_outcomes(tree, 0.5) == {**found, ROOT: 0.25, a: 0.5, short: 1.0}
 
 
 def test_a_value_is_held_against_siblings_and_not_against_depth():
     tree = a_tree()
     z, order = (
-        outcomes(tree, 0.5),
+        state_outcomes(tree, 0.5),
         {"by z": [1.0, 1.0], "by depth": [0.5, 0.5], "wrong": [0.0, 1.0]},
     )
     a, d, b, c = 1, 2, 3, 4
@@ -76,33 +76,35 @@ def test_a_value_is_held_against_siblings_and_not_against_depth():
     }.items():
         for node, value in values.items():
             tree.V[node] = value
-        assert in_order(tree, z) == order[name]
+        assert order_steps(tree, z) == order[name]
     tree.V[c] = None  # the search never asked
-    assert in_order(tree, z) == [0.0]
+    assert order_steps(tree, z) == [0.0]
     tree.V[tree.attach(ROOT, Step((9,), (0.0,), "as bad as d"))] = 0.5
-    assert in_order(tree, outcomes(tree, 0.5)) == [0.0, 0.0]
+    assert order_steps(tree, state_outcomes(tree, 0.5)) == [0.0, 0.0]
 
 
 def test_pi_is_the_way_or_the_searchs_shares_along_it():
     tree = a_tree()
     a, d, b, c, end = 1, 2, 3, 4, 6
     way = [a, b, end]
-    assert choices(tree, way, "path") == {a: 1.0, b: 1.0, end: 1.0}
-    visits = choices(tree, way, "visits")
+    assert step_targets(tree, way, "path") == {a: 1.0, b: 1.0, end: 1.0}
+    visits = step_targets(tree, way, "visits")
     assert visits[a] == tree.N[a] / (tree.N[a] + tree.N[d])
     assert visits[b] == tree.N[b] / (tree.N[b] + tree.N[c]) and visits[end] == 1.0
-    improved = choices(tree, way, "gumbel")
+    improved = step_targets(tree, way, "gumbel")
     assert improved.keys() == visits.keys()
     for siblings in ((a, d), (b, c), (end,)):
         for pi in (visits, improved):
             assert math.fsum(pi[node] for node in siblings) == pytest.approx(1.0)
-    assert choices(tree, [], "path") == choices(tree, [], "visits") == {}
+    assert step_targets(tree, [], "path") == step_targets(tree, [], "visits") == {}
 
 
 def test_each_step_and_each_state_is_in_one_row_and_rejected_steps_are_in_none():
     tree = a_tree()
-    targets = outcomes(tree, 0.5)
-    rows = branches(tree, PROMPT, choices(tree, [1, 3, 6], "path"), targets, itertools.count())
+    targets = state_outcomes(tree, 0.5)
+    rows = branch_rows(
+        tree, PROMPT, step_targets(tree, [1, 3, 6], "path"), targets, itertools.count()
+    )
     way, *others = rows
     assert way.completion_ids == (10, 10, 11, 11, 14, 14, 41)
     assert way.pi == (*[1.0] * 6, 0.0)
@@ -129,7 +131,7 @@ def test_a_trees_rows_are_its_shortest_right_way_and_states_that_lead_nowhere():
     source = SimpleNamespace(demonstrations=[], size=None, config=config)
     student = SimpleNamespace(prompt_ids=lambda question: PROMPT)
     builder = AlphaZeroRows(source, student, SimpleNamespace(select_responses=list))
-    [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0)])
+    [way] = builder.remember([GradedTree("0/p", task, tree, Cost(), "enough", False, 0, PROMPT)])
     assert way.completion_ids == (10, 10, 9, 8, 41) and way.pi == (1.0,) * 4 + (0.0,)
     lost = [
         z
@@ -153,7 +155,7 @@ def model():
 def learner(model, **settings):
     """One with a value that says something."""
     train = load_training(overrides=["train.method=alphazero"]).train
-    objective = AlphaZero(train.changed(**settings), model)
+    objective = AlphaZero(train.with_values(**settings), model)
     torch.manual_seed(0)
     torch.nn.init.normal_(objective.value.weight, std=0.3)
     optimizer = OptimizerConfig.model_validate({"max_grad_norm": 1e9, "learning_rate": 1e-3})
@@ -169,8 +171,8 @@ def loss_of(made, rows):
 def test_the_loss_is_the_policys_likelihood_and_the_values_cross_entropy(model):
     """Against a loop over tokens and states under the model's own forward, gradients included."""
     made, tree = learner(model, value_coefficient=0.5), a_tree()
-    visits = choices(tree, [1, 3, 6], "visits")
-    rows = branches(tree, PROMPT, visits, outcomes(tree, 0.5), itertools.count())
+    visits = step_targets(tree, [1, 3, 6], "visits")
+    rows = branch_rows(tree, PROMPT, visits, state_outcomes(tree, 0.5), itertools.count())
     loss, head = loss_of(made, rows), made.objective.value
     parameters = [*model.parameters(), head.weight]
     found = [parameter.grad.clone() for parameter in parameters]

@@ -15,7 +15,7 @@ from alphazero_llm_trainer.learning.learner import Learner, RateSchedule
 from alphazero_llm_trainer.learning.methods.distill import Distill
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.methods.grpo import Grpo
-from alphazero_llm_trainer.learning.methods.ppo import objective as ppo
+from alphazero_llm_trainer.learning.methods.ppo import make_objective as ppo
 from alphazero_llm_trainer.learning.models import MemoryOptions, checkpoint_layers, make_trainable
 from alphazero_llm_trainer.learning.train_row import TrainRow
 
@@ -57,14 +57,14 @@ def rows_of(model, shift=0.0):
 
 
 def learner_of(model, objective, checkpointing):
-    settings = grpo_config().train.optimizer.changed(batch_size=4, weight_decay=0.0)
+    settings = grpo_config().train.optimizer.with_values(batch_size=4, weight_decay=0.0)
     memory = MemoryOptions(2, checkpointing)
     return Learner(model, objective, memory, RateSchedule(1e-3, 0, 10), settings)
 
 
 def updated(kind, name, checkpointing, shift=0.0):
     """The figures of a round of one update, and the weights after it."""
-    model, train = model_of(kind), grpo_config().train.changed(pack="off")
+    model, train = model_of(kind), grpo_config().train.with_values(pack="off")
     rows = rows_of(model, shift)
     learner = learner_of(model, OBJECTIVES[name](train, model), checkpointing)
     learner.begin(0, [rows])
@@ -85,7 +85,7 @@ def test_updates_are_of_what_the_engine_computes(kind, name):
 
 def test_layers_are_computed_again_while_nothing_is_dropped():
     model, calls = model_of("opt"), []
-    train = grpo_config().train.changed(pack="off")
+    train = grpo_config().train.with_values(pack="off")
     rows = rows_of(model)
     learner = learner_of(model, Grpo(train, model), True)
     model.model.decoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
@@ -106,7 +106,7 @@ def test_an_adapters_dropout_is_off_too():
             if "lora_B" in name:
                 p.normal_()
     rows = rows_of(model.eval())
-    learner = learner_of(model, Grpo(grpo_config().train.changed(pack="off"), model), False)
+    learner = learner_of(model, Grpo(grpo_config().train.with_values(pack="off"), model), False)
     learner.begin(0, [rows])
     learner.update(rows)
     assert learner.end(0.0)["engine_logprob_gap"] < 1e-5

@@ -11,9 +11,9 @@ from torch.nn.attention.flex_attention import BlockMask as Blocks
 
 from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.learning.critic import CriticNetwork
-from alphazero_llm_trainer.learning.packing import Work, plan
-from alphazero_llm_trainer.learning.scoring import Scorer, computed, packing
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork
+from alphazero_llm_trainer.learning.packing import Work, plan_rows
+from alphazero_llm_trainer.learning.scoring import Scorer, choose_packing, score_plan
 from alphazero_llm_trainer.learning.train_row import TrainRow
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
@@ -57,7 +57,7 @@ def by_library(model, rows):
 
 
 def by_training(model, rows, work):
-    scores = computed(Scorer(model), model.config, plan(rows, work), torch.float32, "cpu")
+    scores = score_plan(Scorer(model), model.config, plan_rows(rows, work), torch.float32, "cpu")
     return scores.logprobs, scores.entropy
 
 
@@ -91,7 +91,7 @@ def test_flex_attention_has_the_dense_masks_gradients(monkeypatch):
     weights, found = torch.randn(6, 60, generator=some), []
     for attention in ("sdpa", "flex_attention"):
         model.set_attn_implementation(attention)
-        [made] = plan(rows, FREE_PAIRS).forwards
+        [made] = plan_rows(rows, FREE_PAIRS).forwards
         blocks = isinstance(
             made.inputs(model.config, torch.float32, "cpu")["attention_mask"], Blocks
         )
@@ -111,7 +111,7 @@ def test_what_packs_where(attention, wanted, device, expected, said, caplog):
     policy = tiny_llama(2)
     policy.config._attn_implementation = attention
     for _ in range(2):
-        assert packing(policy, wanted, torch.device(device)) == expected
+        assert choose_packing(policy, wanted, torch.device(device)) == expected
     assert len(caplog.messages) == (said is not None)
     assert said is None or (
         said in caplog.text and "attn_implementation flex_attent" in caplog.text
@@ -124,7 +124,7 @@ def test_flash_attention_is_refused_where_rows_are_to_be_packed():
     with pytest.raises(
         ConfigError, match=r"train\.pack is on and flash_attention_2 takes no masks"
     ):
-        packing(policy, "on", torch.device("cuda"))
+        choose_packing(policy, "on", torch.device("cuda"))
     # Its rows have sequences of their own, and its layers flash attention.
     critic = CriticNetwork(policy)
     assert critic.work is None and critic.config._attn_implementation == "flash_attention_2"
@@ -143,7 +143,7 @@ def test_any_batch_has_the_librarys_log_probabilities(model, pairs, work):
 
 @given(batch)
 def test_each_beginning_is_computed_once_and_predicted_once(pairs):
-    made = plan(rows_of(pairs), FREE_PAIRS)
+    made = plan_rows(rows_of(pairs), FREE_PAIRS)
     whole = [((*prompt, *response), len(prompt)) for prompt, response in pairs]
     beginnings = {tuple(ids[:end]) for ids, _ in whole for end in range(1, len(ids) + 1)}
     assert sum(len(trie.tokens) for one in made.forwards for trie in one.tries) == len(beginnings)

@@ -13,9 +13,9 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.learning import learner
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.size import rows_of_a_forward
-from alphazero_llm_trainer.runs.fit import fit, planned
+from alphazero_llm_trainer.runs.fit import fit, plan_updates
+from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import prepare
-from alphazero_llm_trainer.runs.train import Run
 
 LIMITS = resource.getrlimit(resource.RLIMIT_AS)
 
@@ -43,7 +43,7 @@ def test_a_tried_update_is_the_longest_and_leaves_nothing(large, method):
     more = [DROPOUT] if method == "grpo" else []
     run = loaded(f"train.method={method}", "train.micro_batch=4", "search.max_tokens=50", *more)
     made, asked = run.learner, max((t.problem.question for t in run.prepared.questions), key=len)
-    before = {name: p.detach().clone() for name, p in made.kept().items()}
+    before = {name: p.detach().clone() for name, p in made.checkpoint_tensors().items()}
     random, shapes = torch.get_rng_state(), []
     hook = run.student.model.model.register_forward_pre_hook(
         lambda module, given, named: shapes.append(tuple(named["input_ids"].shape)),
@@ -54,7 +54,7 @@ def test_a_tried_update_is_the_longest_and_leaves_nothing(large, method):
     # Two forwards, for a second one has the gradients of the first beside it.
     assert shapes[:2] == [(4, len(run.student.prompt_ids(asked)) + 50)] * 2
     assert len(shapes) == 2
-    for name, p in made.kept().items():
+    for name, p in made.checkpoint_tensors().items():
         assert torch.equal(p, before[name]) and p.grad is None, name
     assert not made.optimizer.state and made.updates == 0 and not made.scorer.training
     assert torch.equal(torch.get_rng_state(), random)
@@ -74,7 +74,7 @@ def test_an_update_beyond_memory_is_refused_before_a_folder_is_made(
 
 def test_supervised_training_tries_its_longest_rows(large, monkeypatch):
     run, size = loaded(), 1600
-    train = planned(run.config, size, 1e-3)
+    train = plan_updates(run.config, size, 1e-3)
     rows = [[row] for row in run.longest_rows() * (size // 16)]
     short = [[replace(row, completion_ids=(1,), weights=(1.0,))] for [row] in rows]
     monkeypatch.setattr(device, "device_memory", lambda: ("cpu", 32 << 20, 1 << 40))
@@ -83,7 +83,7 @@ def test_supervised_training_tries_its_longest_rows(large, monkeypatch):
             run.student.model,
             Likelihood(),
             [*rows, *short],
-            train.changed(optimizer={"batch_size": size}),
+            train.with_values(optimizer={"batch_size": size}),
             7,
         )
 

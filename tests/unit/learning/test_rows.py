@@ -105,7 +105,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path):
 @pytest.mark.parametrize("credit", ["step", "group"])
 def test_credit_by_correctness_knows_nothing_else(credit, tmp_path):
     def sampled(source):
-        return source.builder.sampled(0, trees, RoundStats(0))
+        return source.builder.sample_rows(0, trees, RoundStats(0))
 
     source = source_of(tmp_path, f"train.credit={credit}")
     trees, _ = source.rounds.search(0)
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path):
     assert found[0] == found[1]
     replayed = [row for row in found[0] if row.kind == "demonstration"]
     assert len(replayed) >= 60 and all(row.advantages[0] == 0.5 for row in replayed)
-    worked = {source.builder.student.worked(task)[0] for task in shown}
+    worked = {source.builder.student.solution_ids(task)[0] for task in shown}
     assert {row.prompt_ids for row in replayed} == worked
 
 
@@ -240,7 +240,7 @@ def test_a_round_with_too_few_rows_has_smaller_minibatches_of_rows_that_teach(
     model = source.builder.student.model
     learner = Learner(
         model,
-        Grpo(source.config.train.changed(kl_coefficient=0.04), model),
+        Grpo(source.config.train.with_values(kl_coefficient=0.04), model),
         MemoryOptions(micro_batch=3),
         RateSchedule(0.01, 0, 99),
         source.config.train.optimizer,

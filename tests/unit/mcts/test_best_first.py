@@ -12,8 +12,8 @@ from test_verified import Ranker
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.eval.verifiers import Product
-from alphazero_llm_trainer.mcts.descent import BestFirst, Live, shares
+from alphazero_llm_trainer.eval.named_verifiers import Product
+from alphazero_llm_trainer.mcts.descent import BestFirst, Live, child_shares
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.select import open_puct, phs
@@ -105,7 +105,7 @@ def test_shares_are_of_one_and_a_long_steps_is_an_equal_one():
         for at in range(rng.randrange(6)):
             logprob = rng.choice([-900.0, -3.0 * rng.random() - 2.0])
             tree.attach(ROOT, Step((at,), (logprob,), f"{at}"))
-        drawn, new = shares(tree, ROOT)
+        drawn, new = child_shares(tree, ROOT)
         assert math.isclose(sum(drawn.values()) + new, 1.0)
         if all(tree.logprobs[child][0] == -900.0 for child in drawn):
             assert all(math.isclose(share, new) for share in drawn.values())

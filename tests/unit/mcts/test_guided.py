@@ -16,12 +16,12 @@ from scripted import hashed_reward
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.eval.verifiers import Product
+from alphazero_llm_trainer.eval.named_verifiers import Product
 from alphazero_llm_trainer.mcts.descent import BestFirst, Live
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.select import best_first
-from alphazero_llm_trainer.problems.numbers import Numbers, apply, play, read_question
+from alphazero_llm_trainer.problems.numbers import Numbers, apply_move, play_moves, read_numbers
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, Cost, Step
@@ -37,7 +37,7 @@ def legal(left):
     for first, second in combinations(range(len(left)), 2):
         a, b = max(left[first], left[second]), min(left[first], left[second])
         others = [n for at, n in enumerate(left) if at not in (first, second)]
-        moves = [move for op in "+-*/" if (move := apply(a, op, b)) is not None]
+        moves = [move for op in "+-*/" if (move := apply_move(a, op, b)) is not None]
         pairs += bool(moves)
         for a, op, b, c in moves:
             after = tuple(sorted([*others, c]))
@@ -59,8 +59,8 @@ def chance(left, target):
 
 def state(problem, steps):
     """The numbers left and the target."""
-    numbers, target = read_question(problem.question)
-    left = play(numbers, [step.text for step in steps if not step.text.startswith("####")])
+    numbers, target = read_numbers(problem.question)
+    left = play_moves(numbers, [step.text for step in steps if not step.text.startswith("####")])
     return tuple(sorted(left.elements())), target
 
 

@@ -9,7 +9,7 @@ import pytest
 from scripted import Rule, ScriptedPolicy, hashed_reward, search
 from tables import CHECKOUT, TESTS, read_json
 
-from alphazero_llm_trainer.mcts.descent import closed, rescaled
+from alphazero_llm_trainer.mcts.descent import closed_rule, rescaled_rule
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
     gumbel,
@@ -23,7 +23,7 @@ from alphazero_llm_trainer.mcts.select import open_gumbel, puct
 from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.types import Step
 
-GUMBEL = closed(gumbel, 0.1)
+GUMBEL = closed_rule(gumbel, 0.1)
 CASES = read_json(TESTS / "golden" / "gumbel.json")
 SCALED = read_json(TESTS / "golden" / "scaled_puct.json")
 
@@ -95,7 +95,7 @@ def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case):
 )
 def test_puct_over_scaled_q_is_mctx_s(case):
     """Q is scaled by the least and largest of the whole tree, and a step away is discounted."""
-    rule = rescaled(closed(puct, case["c"]))
+    rule = rescaled_rule(closed_rule(puct, case["c"]))
     tree, order = searched(case, rule, case["discount"])
     assert order == case["nodes"], "every simulation goes where mctx's does"
     assert [tree.N[child] for child in tree.children[ROOT]] == case["root_visits"]

@@ -27,7 +27,7 @@ from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
-from alphazero_llm_trainer.mcts.descent import closed
+from alphazero_llm_trainer.mcts.descent import closed_rule
 from alphazero_llm_trainer.mcts.mcts import Leaf, LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.select import SELECTORS, ucb1
 from alphazero_llm_trainer.problems.registry import reading_of, source_of
@@ -160,7 +160,7 @@ playouts_strategy = st.lists(
 )
 def test_invariants_hold_whatever_is_told(rounds, rule, exploration):
     tree = Tree()
-    mcts = Mcts(tree, closed(SELECTORS[rule].select, exploration), 20)
+    mcts = Mcts(tree, closed_rule(SELECTORS[rule].select, exploration), 20)
     for playouts in rounds:
         leaves = mcts.ask()
         if not leaves:
@@ -189,7 +189,7 @@ def ended(token, reward):
 
 @pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
 def test_a_reward_outside_0_to_1_changes_nothing(reward):
-    mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
+    mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     before = mcts.tree.to_dict()
     with pytest.raises(ValueError, match="outside"):
@@ -218,7 +218,7 @@ def test_broken_saved_trees_are_data_errors(column, value):
 def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
     estimate, weight, value, backed_up
 ):
-    mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
+    mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
     told = {"estimate": estimate, "rollout_weight": weight, "value": value}
     mcts.tell(leaf, LeafEvaluation([ended(1, 1.0)], **told))
@@ -266,7 +266,7 @@ def test_golden_trees(select):
 
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read():
-    mcts = Mcts(Tree(), closed(ucb1, 1.0), 5)
+    mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
     mcts.tell(
@@ -296,7 +296,7 @@ def test_stop_returns_the_best_so_far():
 @pytest.mark.parametrize("texts, ended, most_steps, most_tokens, verdict", CASES["verdicts"])
 def test_verdicts(texts, ended, most_steps, most_tokens, verdict):
     response = Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
-    assert steps.verdict(response, Limits(most_steps, most_tokens)) == verdict
+    assert steps.end_verdict(response, Limits(most_steps, most_tokens)) == verdict
 
 
 def test_teachers_steps_become_children_with_source_and_direction():

@@ -28,7 +28,7 @@ from tables import TESTS, read_json
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import RolloutRequest
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.mcts.descent import closed
+from alphazero_llm_trainer.mcts.descent import closed_rule
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts
 from alphazero_llm_trainer.mcts.seeds import derive_seed
@@ -137,7 +137,7 @@ def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(seed, width,
 
 
 def test_visits_and_values_come_back_exactly_from_simulations_in_flight():
-    mcts = Mcts(Tree(), closed(puct, 2.0), 50)
+    mcts = Mcts(Tree(), closed_rule(puct, 2.0), 50)
     tree, steps = mcts.tree, [Step((i,), (-1.0,), str(i)) for i in range(4)]
     [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
     mcts.tell(root, LeafEvaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))

@@ -20,10 +20,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.eval.verifiers import Product
+from alphazero_llm_trainer.eval.named_verifiers import Product
 from alphazero_llm_trainer.learning.rows import GoodRows
 from alphazero_llm_trainer.mcts.choose import choose
-from alphazero_llm_trainer.mcts.descent import Live, opened
+from alphazero_llm_trainer.mcts.descent import Live, open_rule
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.mcts import LeafEvaluation, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import MeteredVerifier
@@ -98,7 +98,7 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet():
 def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew():
     for select, goes_on in (("puct", True), ("restart", False)):
         tree = Tree()
-        mcts = Mcts(tree, opened(SELECTORS[select].open, 2.0, Live(tree, 4)), 100)
+        mcts = Mcts(tree, open_rule(SELECTORS[select].open, 2.0, Live(tree, 4)), 100)
         [leaf] = mcts.ask()
         refuse(mcts, leaf, [step("a\n", 1e-9), step("b\n", 1e-9), step("bad\n", 1e-9)], before=1.0)
         [leaf] = mcts.ask()
@@ -135,7 +135,7 @@ def refuse(mcts, leaf, steps, before=0.5):
 def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back():
     tree = Tree()
     live = Live(tree, 2)
-    mcts = Mcts(tree, opened(open_puct, 0.0, live), 100)
+    mcts = Mcts(tree, open_rule(open_puct, 0.0, live), 100)
     refused = ([step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)], [step("worse\n", 0.1)])
     # b is drawn from twice in vain, then a.
     for node, steps in zip((ROOT, 2, 1), (*refused, [step("c\n", 0.1)]), strict=True):
@@ -464,7 +464,9 @@ def test_a_policy_that_writes_what_cannot_be_read_gains_nothing_by_it():
         found = Search(
             Shirker(share),
             None,
-            load_config(overrides=["search.budget_tokens=120"]).search.changed(simulations=1000),
+            load_config(overrides=["search.budget_tokens=120"]).search.with_values(
+                simulations=1000
+            ),
             verifier=Calculator(),
         )
         result = asyncio.run(found.run(Problem(f"p{at}", "q", "test"), at))

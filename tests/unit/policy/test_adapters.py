@@ -20,19 +20,19 @@ from alphazero_llm_trainer.config.sections import LoraConfig as OurLora
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.vllm_weights import write_adapter
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.learning.models import attach, save_adapter
+from alphazero_llm_trainer.learning.models import attach_adapter, save_adapter
 from alphazero_llm_trainer.policy.adapters import (
     POLICY,
-    activate,
+    activate_adapter,
     fit_lora,
     load_adapter,
     shape_of,
-    under,
+    use_adapter,
 )
 from alphazero_llm_trainer.policy.folders import write_facts
 from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.policy.weights import load_tensors, load_weights
-from alphazero_llm_trainer.runs.merging import bare, merged, read_back
+from alphazero_llm_trainer.runs.merging import bare_model, merge_adapter, read_back
 
 IDS = (5, 3, 17, 8, 3, 40, 11)
 
@@ -96,7 +96,7 @@ def same(folder, expected, **near):
 def adapted(folder):
     model = base()
     load_adapter(model, folder, POLICY)
-    activate(model, POLICY)
+    activate_adapter(model, POLICY)
     return model
 
 
@@ -106,7 +106,7 @@ def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind, tmp_path):
     assert (expected - before).abs().max() > 0.01
     model = adapted(tmp_path / "theirs")
     torch.testing.assert_close(logprobs(model), expected)
-    with under(model, None):
+    with use_adapter(model, None):
         torch.testing.assert_close(logprobs(model), before)
     scores = expected[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0].tolist()
     for native in ("auto", "off"):  # the kernels' own packing, and torch
@@ -120,12 +120,12 @@ def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind, tmp_path):
     # folders that are written.
     spec = shape_of(model, OurLora())
     for name in (POLICY, "value"):
-        attach(model, spec, name)
+        attach_adapter(model, spec, name)
     for name in (POLICY, "value"):
-        with under(model.eval(), name):
+        with use_adapter(model.eval(), name):
             torch.testing.assert_close(logprobs(model), expected)
         save_adapter(model, tmp_path / name, name)
-        for again in (adapted(tmp_path / name), merged(base(), tmp_path / name)):
+        for again in (adapted(tmp_path / name), merge_adapter(base(), tmp_path / name)):
             torch.testing.assert_close(logprobs(again), expected)
 
 
@@ -133,7 +133,7 @@ def test_lora_is_computed_beside_its_base_and_goes_on_as_it_is(kind, tmp_path):
 @pytest.mark.parametrize("kind", [*PLAIN, *CASES["others"]])
 def test_a_merged_folder_says_what_peft_says(kind, tied, tmp_path):
     expected = made(kind, tmp_path / "adapter", base(tied))
-    sum_of_both = merged(bare(base(tied)), tmp_path / "adapter")
+    sum_of_both = merge_adapter(bare_model(base(tied)), tmp_path / "adapter")
     sum_of_both.save_pretrained(tmp_path / "merged")
     read_back(tmp_path / "merged", sum_of_both)
     again = same(tmp_path / "merged", expected)
@@ -153,13 +153,13 @@ def test_a_head_of_its_own_stays_whatever_config_json_says(tmp_path):
         return load_weights(AutoModelForCausalLM, str(tmp_path / "base"))
 
     model = load()
-    for one in (model, bare(model)):
+    for one in (model, bare_model(model)):
         torch.testing.assert_close(logprobs(one), logprobs(own))
     expected = made("lora", tmp_path / "adapter", model)
-    merged(bare(load()), tmp_path / "adapter").save_pretrained(tmp_path / "merged")
+    merge_adapter(bare_model(load()), tmp_path / "adapter").save_pretrained(tmp_path / "merged")
     assert not same(tmp_path / "merged", expected).config.tie_word_embeddings
     with pytest.raises(CheckpointError, match=r"without its adapters is .* nats from"):
-        bare(own)  # its configuration was never set right
+        bare_model(own)  # its configuration was never set right
 
 
 @pytest.mark.parametrize("kind", [*FOREIGN, "unknown"])
@@ -192,22 +192,22 @@ def test_weights_that_do_not_fit_are_no_adapter(fault, tmp_path):
     with pytest.raises(CheckpointError, match=r"^.*$"):
         load_adapter(base(), tmp_path, POLICY)
     with pytest.raises(CheckpointError, match=r"^.*$"):
-        merged(base(), tmp_path)
+        merge_adapter(base(), tmp_path)
 
 
 def test_16_bits_are_merged_too_and_a_wrong_sum_is_seen(tmp_path, monkeypatch):
     for dtype in (torch.bfloat16, torch.float16):
         made("whole head", tmp_path / "16", base().to(dtype))
-        found = merged(base().to(dtype), tmp_path / "16")
+        found = merge_adapter(base().to(dtype), tmp_path / "16")
         assert {p.dtype for p in found.parameters()} == {dtype}
     made("dora", tmp_path / "dora")
     made("lora", tmp_path / "loud", base(loud=True))  # its rounding alone is .2 nats
-    merged(base(loud=True), tmp_path / "loud")
+    merge_adapter(base(loud=True), tmp_path / "loud")
     merge = "peft.tuners.lora.model.LoraModel.merge_and_unload"
     monkeypatch.setattr(merge, lambda self: self.unload())
     for name in ("dora", "loud"):
         with pytest.raises(CheckpointError, match="nats from the model in memory"):
-            merged(base(loud=name == "loud"), tmp_path / name)
+            merge_adapter(base(loud=name == "loud"), tmp_path / name)
 
 
 def test_the_command_merges_leaves_nothing_half_and_names_the_field(tmp_path, capsys, monkeypatch):
@@ -304,14 +304,14 @@ def test_beside_a_mixtures_experts_lora_is_of_linear_layers_and_all_that_is_save
     model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()  # a buffer that is saved
     with pytest.raises(ConfigError, match="down_proj"):
         fit_lora(model, OurLora(targets=("down_proj",)), "x")
-    attach(model, fit_lora(model, OurLora(), "x"), POLICY)
-    activate(model, POLICY)
+    attach_adapter(model, fit_lora(model, OurLora(), "x"), POLICY)
+    activate_adapter(model, POLICY)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data.normal_(std=0.2)
     save_adapter(model, tmp_path / "adapter")
-    load_adapter(bare(model), tmp_path / "adapter", POLICY)  # no field beyond LoRA's
-    whole = merged(bare(model), tmp_path / "adapter")
+    load_adapter(bare_model(model), tmp_path / "adapter", POLICY)  # no field beyond LoRA's
+    whole = merge_adapter(bare_model(model), tmp_path / "adapter")
     whole.save_pretrained(tmp_path / "whole")
     read_back(tmp_path / "whole", whole)
     same(tmp_path / "whole", logprobs(model), atol=1e-5, rtol=1e-5)

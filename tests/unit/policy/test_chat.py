@@ -14,7 +14,7 @@ from tables import read_json, table, write_jsonl
 
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.answering.students import answering_student
-from alphazero_llm_trainer.api.settings import configured
+from alphazero_llm_trainer.api.settings import configure_call
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.config.sections import SearchConfig
@@ -23,11 +23,11 @@ from alphazero_llm_trainer.engine.step_ends import response_steps
 from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, RequestError
 from alphazero_llm_trainer.grading.answers import is_final, thinks, without_thinking
-from alphazero_llm_trainer.learning.critic import CriticNetwork, save_critic
+from alphazero_llm_trainer.learning.critic_network import CriticNetwork, save_critic
 from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
-from alphazero_llm_trainer.mcts.steps import verdict
+from alphazero_llm_trainer.mcts.steps import end_verdict
 from alphazero_llm_trainer.policy import folders
-from alphazero_llm_trainer.policy.adapters import POLICY, fingerprint, own_parameters
+from alphazero_llm_trainer.policy.adapters import POLICY, model_fingerprint, own_parameters
 from alphazero_llm_trainer.policy.critic import load_critic
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
@@ -36,7 +36,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPTS
 from alphazero_llm_trainer.rewards.combined import steps_of
-from alphazero_llm_trainer.runs.merging import bare
+from alphazero_llm_trainer.runs.merging import bare_model
 from alphazero_llm_trainer.tree.extract import SHORT, shortfall
 from alphazero_llm_trainer.types import NOTHING, Direction, Opening, Problem, Step
 
@@ -89,7 +89,7 @@ def student():
 
 def with_template(student, template, opening=NOTHING, **spec):
     student.tokenizer.chat_template = template
-    student.opening, student.spec = opening, student.spec.changed(**spec)
+    student.opening, student.spec = opening, student.spec.with_values(**spec)
     return student
 
 
@@ -200,9 +200,9 @@ def test_a_step_inside_it_is_a_step_of_search(student, monkeypatch):
     wide, before = Limits(40, 400), cut(range(3)).steps[:2]
     whole = cut(range(8))
     # Thinking's #### 5 ended nothing, the answer's did.
-    assert said(whole) == texts[:7] and verdict(whole, wide) == "answer"
-    assert verdict(cut(range(3)), wide) == "length"
-    assert verdict(cut([2], before), Limits(1, 400), before) == "depth"
+    assert said(whole) == texts[:7] and end_verdict(whole, wide) == "answer"
+    assert end_verdict(cut(range(3)), wide) == "length"
+    assert end_verdict(cut([2], before), Limits(1, 400), before) == "depth"
     assert said(cut(range(2, 8), before)) == texts[2:7]
     # A template that opened thinking itself: the first step says so, its tokens are as they were.
     with_template(student, OPENED)
@@ -325,7 +325,8 @@ def test_limits_are_the_students_and_explicit_ones_win(chat):
         search = load_config(overrides=layers).search
         assert [search.max_tokens, search.max_depth, search.verify.reserve] == limits, overrides
     assert SearchConfig().verify.reserve == 40
-    resolved, folder = configured(alphazero.load(chat), None, {})  # a loaded student brings its own
+    # A loaded student brings its own.
+    resolved, folder = configure_call(alphazero.load(chat), None, {})
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
 
 
@@ -414,7 +415,7 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     chat, tmp_path, quick, monkeypatch
 ):
     monkeypatch.setattr(folders, "LORA_FROM", 10_000)
-    monkeypatch.setattr(folders, "multiplies", lambda dtype: quick or dtype == "float32")
+    monkeypatch.setattr(folders, "multiplies_fast", lambda dtype: quick or dtype == "float32")
     config = load_config(overrides=[found(chat)])
     student = load_student(config)
     assert widths(student) == {torch.bfloat16 if quick else torch.float32}
@@ -423,7 +424,7 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
         assert widths(answering) == {torch.bfloat16}
         # It is the same base, whose adapters go either way, and what is written has its precision.
         assert student.weights == answering.weights
-    assert bare(student.model).dtype == torch.bfloat16
+    assert bare_model(student.model).dtype == torch.bfloat16
     if quick:
         return
     assert widths(alphazero.load(str(chat))) == {torch.float32}  # which may be trained
@@ -433,7 +434,7 @@ def test_an_adapter_is_trained_in_float32_where_bfloat16_has_no_quick_products(
     assert folder == run / "adapter" and own["models"]["tiny-chat"]["path"] == str(chat)
     written = load_file(run / "student" / "model.safetensors")
     assert {weights.dtype for weights in written.values()} == {torch.bfloat16}
-    monkeypatch.setattr("alphazero_llm_trainer.policy.student.widen", pytest.fail)
+    monkeypatch.setattr("alphazero_llm_trainer.policy.student.widen_weights", pytest.fail)
     sizes = {"search.max_tokens": 8, "search.simulations": 2, "engine.max_context": 512}
     assert len(alphazero.collect("embedded", str(chat), num=1, config=sizes)) == 1
 
@@ -449,7 +450,7 @@ def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
     config, adapter = load_config(overrides=[found(chat), *more]), tmp_path / "adapter"
 
     def load(quick, path):
-        monkeypatch.setattr(folders, "multiplies", lambda dtype: quick)
+        monkeypatch.setattr(folders, "multiplies_fast", lambda dtype: quick)
         return load_student(config, path=path)
 
     student = load(False, None)
@@ -460,7 +461,7 @@ def test_a_head_over_an_adapter_is_known_whether_weights_are_widened_or_not(
     save_adapter(model, adapter)
     wide, narrow = load(False, adapter), load(True, adapter)
     assert torch.bfloat16 not in widths(wide)
-    assert wide.weights == narrow.weights != fingerprint(wide.model, None)
+    assert wide.weights == narrow.weights != model_fingerprint(wide.model, None)
     head = CriticNetwork(wide.model, start=0.0, head=True)
     card = {"kind": "value", "rollout_weight": 1.0}
     save_critic(tmp_path / "head", head, card, wide, config)

@@ -36,13 +36,13 @@ from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, RequestError
-from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.eval.greedy import answer_tasks
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.grading.answers import extract
 from alphazero_llm_trainer.learning.models import make_trainable, save_adapter
 from alphazero_llm_trainer.policy import fetch
 from alphazero_llm_trainer.policy import student as student_module
-from alphazero_llm_trainer.policy.adapters import activate, load_adapter, own_parameters
+from alphazero_llm_trainer.policy.adapters import activate_adapter, load_adapter, own_parameters
 from alphazero_llm_trainer.policy.chat import check_prompts
 from alphazero_llm_trainer.policy.critic import read_network
 from alphazero_llm_trainer.policy.folders import find_model, stored_bytes
@@ -84,7 +84,9 @@ def test_it_was_trained_on_the_demonstrations_that_the_configuration_names(stude
 @pytest.mark.slow
 def test_it_reproduces_its_recorded_accuracy(student):
     recorded = MANIFEST["test_greedy"]
-    answers = answer(student, load_tasks("embedded", "test", recorded["problems"]), max_tokens=160)
+    answers = answer_tasks(
+        student, load_tasks("embedded", "test", recorded["problems"]), max_tokens=160
+    )
     accuracy = sum(answers.first) / len(answers.first)
     # Greedy answers are exact; only a tie within rounding error can fall otherwise on another
     # processor.
@@ -143,7 +145,7 @@ def test_a_chat_that_goes_on_ends_as_its_last_message_does(content, student):
 
 def test_the_last_number_of_a_response_that_was_cut_is_no_answer(student):
     tasks = load_tasks("embedded", "test", 120)
-    found, lucky = answer(student, tasks, max_tokens=9), 0
+    found, lucky = answer_tasks(student, tasks, max_tokens=9), 0
     for task, [text], right in zip(tasks, found.responses, found.first, strict=True):
         if "####" not in text and extract(text) == task.gold:
             lucky += 1
@@ -219,7 +221,7 @@ def test_lora_is_on_all_linear_layers_of_an_unknown_architecture(kind, tmp_path)
     save_adapter(student.model, tmp_path / "adapter")
     fresh = load_student(config)
     load_adapter(fresh.model, tmp_path / "adapter", "default")
-    activate(fresh.model, "default")
+    activate_adapter(fresh.model, "default")
     torch.testing.assert_close(logits(fresh), changed)
     with pytest.raises(ConfigError, match=f"q_porj.*{min(names)}"):
         load_student(mine(tmp_path / "model", lora={"targets": ["q_porj"]}))
@@ -230,7 +232,7 @@ def test_a_gguf_file_is_a_model_that_transformers_reads(tmp_path, monkeypatch):
     path.write_bytes(b"GGUF")
     found, folder = find_model(str(path), load_config())
     assert folder is None and found["student"] == "tiny-gguf"
-    assert student_module.place(str(path)) == (str(tmp_path), {"gguf_file": "Tiny.gguf"})
+    assert student_module.find_pretrained(str(path)) == (str(tmp_path), {"gguf_file": "Tiny.gguf"})
     monkeypatch.setattr(student_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="gguf"):
         load_student(load_config(overrides=[found]))
@@ -529,7 +531,7 @@ def test_what_no_engine_does_of_it_is_named(folder, asked, caplog):
 
 @pytest.mark.parametrize("context, limit", CASES["contexts"])
 def test_a_prompt_beyond_a_limit_names_that_limit(folder, context, limit):
-    student = load_student(mine(folder).changed(engine={"max_context": context}))
+    student = load_student(mine(folder).with_values(engine={"max_context": context}))
     question = "Ana has 2 pens. " * 300
     prompt = student.prompt_ids(question)
     for ask in (

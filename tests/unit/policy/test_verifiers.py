@@ -12,7 +12,7 @@ from support import tiny_engine, tiny_llama
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.engine.protocol import UNJUDGED, Judgement
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.eval.verifiers import (
+from alphazero_llm_trainer.eval.named_verifiers import (
     Calculator,
     LogProbability,
     NoVerifier,

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from alphazero_llm_trainer.errors import TeacherError
 from alphazero_llm_trainer.grading import answers
 from alphazero_llm_trainer.problems import embedded
-from alphazero_llm_trainer.problems.calculator import equations
+from alphazero_llm_trainer.problems.calculator import check_equations
 from alphazero_llm_trainer.problems.embedded_source import ScriptedTeacher
 from alphazero_llm_trainer.types import Direction, Problem
 
 tasks = st.builds(
-    embedded.build, st.sampled_from(embedded.SPLITS), st.integers(0, 50), st.integers(1, 4)
+    embedded.build_task, st.sampled_from(embedded.SPLITS), st.integers(0, 50), st.integers(1, 4)
 )
 
 
@@ -57,11 +57,11 @@ def test_a_wrong_start_is_followed_through_and_not_repaired(task, seed):
         steps.append(step)
     assert len(steps) <= len(task.solution.split("\n"))
     for step in steps[1:]:
-        assert step.startswith("####") or equations(step) == (True,)
+        assert step.startswith("####") or check_equations(step) == (True,)
 
 
 def test_error_rate_is_the_share_of_wrong_steps():
-    task = embedded.build("train", 0, 2)
+    task = embedded.build_task("train", 0, 2)
     right = task.solution.split("\n")[0]
     teacher = ScriptedTeacher(0.2)
     wrong = sum(ask(teacher, task, [], seed=seed) != right for seed in range(1000))

@@ -21,7 +21,7 @@ from alphazero_llm_trainer.config.sections import ProblemsConfig, RewardConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL
 from alphazero_llm_trainer.environment.harness import TOO_LONG
-from alphazero_llm_trainer.environment.rollouts import summarise
+from alphazero_llm_trainer.environment.rollouts import summarise_rollouts
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.grading import answers
 from alphazero_llm_trainer.grading.graders import LONGEST_ANSWER, Verdict, guess_grader
@@ -137,11 +137,11 @@ def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_ord
     played, lengths = source.demonstrations(400), set()
     assert played == source.demonstrations(500)[:400]
     for task in played:
-        row, flips = pancake.read_question(task.problem.question)
-        assert split_of(row) == "train" and flips == pancake.LEVELS[task.problem.level][1]
+        row, flips = pancake.read_row(task.problem.question)
+        assert split_of(row) == "train" and flips == pancake.LEVEL_FLIPS[task.problem.level][1]
         steps = task.solution.splitlines()
         lengths.add((task.problem.level, len(steps)))
-        assert pancake.play(row, steps) == pancake.in_order(row)
+        assert pancake.play_flips(row, steps) == pancake.sort_row(row)
     assert lengths == {(1, k) for k in range(1, 9)} | {(3, k) for k in range(1, 13)}
     assert {task.problem.level for task in played} == {1, 3}
 
@@ -149,7 +149,7 @@ def test_demonstrations_of_flips_are_random_games_of_all_lengths_that_end_in_ord
 @pytest.mark.parametrize("question", ["Sort 321", "12 flips: 331", "12 flips: 924"])
 def test_another_text_is_no_row_to_sort(question):
     with pytest.raises(DataError, match="write `12 flips: 936128547`"):
-        pancake.read_question(question)
+        pancake.read_row(question)
 
 
 def test_the_guides_game_is_played(tmp_path, monkeypatch):
@@ -598,7 +598,7 @@ def test_rows_become_tasks_from_a_folder_and_from_the_hub(name, tmp_path, monkey
         tasks = opened(name, str(tmp_path / (place or "flat"))).load("test", 100)
         assert len(tasks) == 2 and tasks[1] == expected
         assert opened(name).load("test", 2, 1) == [expected]  # by the variable
-        opened.__globals__["open_problems"].__globals__["_opened"].cache_clear()
+        opened.__globals__["open_problems"].__globals__["_open_cached"].cache_clear()
     monkeypatch.delenv("ALPHAZERO_DATA_DIR")
     asked = []
     monkeypatch.setattr(
@@ -752,7 +752,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path):
     (tmp_path / "traces.jsonl").write_text(
         "".join(f"{one.model_dump_json()}\n" for one in (fits, too_long))
     )
-    summary = summarise(tmp_path)
+    summary = summarise_rollouts(tmp_path)
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 

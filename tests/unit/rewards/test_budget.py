@@ -19,7 +19,7 @@ from alphazero_llm_trainer.answering.searches import answer_search
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.learning.collector import Collector
-from alphazero_llm_trainer.learning.methods.registry import method_of
+from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.mcts.metered import ReadTokens
 from alphazero_llm_trainer.policy.student import frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -65,7 +65,7 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode):
     used = []
     for i, task in enumerate(load_tasks("embedded", "test", 12)):
         budget = (20, 60, 200)[i % 3]
-        limited = config.changed(search={"budget_tokens": budget, "simulations": 400})
+        limited = config.with_values(search={"budget_tokens": budget, "simulations": 400})
         before = student.engine.cost.sampled_tokens
         one = answer_search(
             student,
@@ -155,7 +155,7 @@ def test_a_value_network_reads_within_the_budget_and_each_token_once(kind, rollo
 def test_a_reader_reads_each_token_once():
     reader = ReadTokens()
     assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]
-    assert [reader.unread(ids) for ids in [(1, 2, 4, 6), (1, 2, 4, 6), ()]] == [1, 1, 0]
+    assert [reader.count_unread(ids) for ids in [(1, 2, 4, 6), (1, 2, 4, 6), ()]] == [1, 1, 0]
 
 
 # -- training --------------------------------------------------------------------------------------

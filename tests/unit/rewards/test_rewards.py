@@ -1,3 +1,4 @@
+import asyncio
 import math
 
 import pytest
@@ -6,9 +7,11 @@ from hypothesis import strategies as st
 from tables import table
 
 from alphazero_llm_trainer.config.sections import RewardConfig
+from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.rewards.perplexity import pre
+from alphazero_llm_trainer.rewards.perplexity import Perplexity, pre
+from alphazero_llm_trainer.types import Observation, Problem, Step
 
 CASES = table("rewards")
 
@@ -94,3 +97,33 @@ def test_a_response_without_an_answer_earns_no_more_than_a_wrong_one(
     assert earned(other, None, more, bonus, penalty, True) >= 0.0
     same = steps, right, wrong
     assert earned(pre_part, custom, *same, False) <= earned(other, custom, *same, True)
+
+
+def test_perplexity_is_of_drawn_tokens_alone():
+    """A world's answer is state: likely or not, it changes no PRE, scored or sampled."""
+
+    class Frozen:
+        """Scores each token with minus its id, whose greedy answer has -1 a token."""
+
+        def __init__(self):
+            self.engine = self
+
+        def prompt_ids(self, question):
+            return (1,)
+
+        async def score(self, asked):
+            return [[-float(token) for token in ids] for _, ids in asked]
+
+        async def generate(self, requests):
+            return [[Generated((1, 1), (-1.0, -1.0), "eos")]]
+
+    turn = Step((2, 3, 50, 60), (-2.0, -3.0, 0.0, 0.0), "turn", Observation(2, "answer"))
+    plain = Step((2, 3), (-2.0, -3.0), "turn")
+    last = Step((4,), (-4.0,), "end")
+
+    async def measure(*steps, own):
+        return (await Perplexity(Frozen(), 8, own=own)(Problem("p", "q", "s"), steps))[0]
+
+    for own in (True, False):
+        value = asyncio.run(measure(turn, last, own=own))
+        assert value == asyncio.run(measure(plain, last, own=own)) == pre([-2, -3, -4], [-1, -1])

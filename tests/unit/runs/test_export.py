@@ -15,8 +15,9 @@ from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.runs import export as export_module
-from alphazero_llm_trainer.runs.export import COLUMNS, COMMON, SUFFIXES, export
+from alphazero_llm_trainer.runs.export import COMMON, EXPORT_COLUMNS, SUFFIXES, export_rows
 from alphazero_llm_trainer.runs.sample import run_sample
 from alphazero_llm_trainer.tree.arena import ROOT, Rollout, Tree
 from alphazero_llm_trainer.tree.extract import (
@@ -28,7 +29,7 @@ from alphazero_llm_trainer.tree.extract import (
     value_targets,
 )
 from alphazero_llm_trainer.tree.journal import journal_of, read
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import Observation, RewardParts, Step
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +67,19 @@ def expected(trees, kind):
             yield record, {renamed.get(name, name): getattr(row, name) for name in names}
 
 
-@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("kind", EXPORT_COLUMNS)
 def test_what_is_exported_is_loaded_again(data, trees, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(export_module, "BATCH_ROWS", 5)
     # Two samples are few.
     monkeypatch.setattr(export_module, "step_preferences", TARGETS["preferences"])
     out = tmp_path / "new" / f"{kind}.parquet"
-    count = export(data, kind, out)
+    count = export_rows(data, kind, out)
     cache, file = str(tmp_path / "cache"), str(out)
     rows = [*datasets.load_dataset("parquet", data_files=file, cache_dir=cache)["train"]]
     wanted = [*expected(trees, kind)]
     assert count == len(rows) == len(wanted) > 0
     for row, (record, want) in zip(rows, wanted, strict=True):
-        assert list(row) == list(COMMON | COLUMNS[kind])
+        assert list(row) == list(COMMON | EXPORT_COLUMNS[kind])
         for name in want.keys() & row.keys():
             value = json.loads(json.dumps(want[name]))  # lists, not tuples
             real = name in ("target", "margin", "probabilities", "improved")
@@ -94,7 +95,7 @@ def test_what_is_exported_is_loaded_again(data, trees, tmp_path, kind, monkeypat
 
 def opened(folder, out):
     """The traces of a folder's rollouts by key, read by verifiers' own classes."""
-    count, found = export(folder, "rollouts", out), {}
+    count, found = export_rows(folder, "rollouts", out), {}
     for line in out.read_text().splitlines():
         [trace] = WireEpisode.model_validate(json.loads(line)).traces
         found[trace.id] = trace
@@ -216,7 +217,7 @@ def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_bra
         tree.backup(node, 1.0)
     problem = {"id": "q", "question": "?", "source": "x"}
     record = {"key": "q", "problem": problem, "prompt_ids": [0], "policy_version": 0}
-    [row] = export_module.episodes([(record, tree)], export_module.earned_in(tmp_path))
+    [row] = export_module.make_episodes([(record, tree)], export_module.earned_in(tmp_path))
     [trace] = WireEpisode.model_validate(row).traces
     check_trace(trace, record, tree)
     replies = {tuple(branch.token_ids[1:]) for branch in trace.branches}
@@ -280,3 +281,32 @@ def test_trees_of_other_splits_are_no_training_set(trees, tmp_path, capsys):
     assert str(journal) in said and "test split" in said and "--any-split" in said
     assert [*tmp_path.iterdir()] == [journal]
     assert main([*command, "--any-split"]) == 0 and out.exists()
+
+
+def test_what_a_world_answered_is_a_message_without_a_mask():
+    tree = Tree()
+    seen = Observation(2, "7", ("calculate",))
+    turn = tree.attach(ROOT, Step((10, 11, 90, 91), (-0.5, -0.5, 0.0, 0.0), "3 + 4", seen))
+    last = tree.attach(turn, Step((12,), (-0.25,), "7"))
+    tree.finish(last, "ended", RewardParts(1.0, 1.0))
+    tree.samples[last] = 1
+    record = {
+        "key": "k",
+        "problem": {"id": "p", "question": "q", "source": "calc"},
+        "prompt_ids": [1],
+        "policy_version": 0,
+    }
+    responses = trajectories(tree)
+    made = export_module.make_episode(record, tree, responses, [[1.0, 2.0, 3.0, 4.0, 5.0]])
+    WireEpisode.model_validate(made)
+    nodes = made["traces"][0]["nodes"]
+    assert [(n["message"]["role"], [*n["token_ids"]], n["mask"]) for n in nodes] == [
+        ("user", [1], [False]),
+        ("assistant", [10, 11], [True, True]),
+        ("tool", [90, 91], [False, False]),
+        ("assistant", [12], [True]),
+    ]
+    assert [n.get("parent") for n in nodes] == [None, 0, 1, 2]
+    assert [n.get("advantages") for n in nodes] == [None, [1.0, 2.0], None, [5.0]]
+    with pytest.raises(DataError, match="turns of a world"):
+        [*export_module.tree_rows("sft", [(record, tree)], False)]

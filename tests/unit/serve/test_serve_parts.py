@@ -18,9 +18,9 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.choose import Choice
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
-from alphazero_llm_trainer.problems.embedded import build
+from alphazero_llm_trainer.problems.embedded import build_task
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.serve import app, server
+from alphazero_llm_trainer.serve import app, listen
 from alphazero_llm_trainer.serve.answerer import Answerer
 from alphazero_llm_trainer.serve.requests import (
     ApiError,
@@ -30,7 +30,7 @@ from alphazero_llm_trainer.serve.requests import (
     chat_request,
 )
 from alphazero_llm_trainer.serve.service import Service
-from alphazero_llm_trainer.serve.text import TextReader
+from alphazero_llm_trainer.serve.text_reader import TextReader
 from alphazero_llm_trainer.serve.wire import AnswerOutcome, Wire
 from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.types import Cost, Step
@@ -69,7 +69,7 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text, stops, size
         expected = whole[: min(whole.find(stop) for stop in stops if stop in whole)]
     assert told == reader.text == expected
     assert (reader.stop is not None) == bool(found)
-    assert "".join(reader.pieces[: reader.kept()]).startswith(expected)
+    assert "".join(reader.pieces[: reader.count_kept()]).startswith(expected)
 
 
 # -- traces and models -----------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_models_say_how_an_answer_is_made():
 
 # -- answering -------------------------------------------------------------------------------------
 
-QUESTION = build("test", 1, 1).problem.question
+QUESTION = build_task("test", 1, 1).problem.question
 
 
 def wanted(student, config, method, before="", **more):
@@ -174,7 +174,9 @@ def test_a_network_judges_each_request_by_its_own_chat(student, config, method):
             # a tree.
             for leaf in tree.leaves():
                 if tree.verdict[leaf] != "rejected" and tree.reward[leaf]:
-                    judged = await prm(build("test", 0, 1).problem, one.prompt, tree.steps(leaf))
+                    judged = await prm(
+                        build_task("test", 0, 1).problem, one.prompt, tree.steps(leaf)
+                    )
                     assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
                     compared.append(leaf)
         assert compared
@@ -242,9 +244,9 @@ async def tiny_app(scope, receive, send):
 @asynccontextmanager
 async def listening():
     """A server of `tiny_app`, and what opens a connection to it that reads little."""
-    bound = server.listen("127.0.0.1", 0)
+    bound = listen.open_socket("127.0.0.1", 0)
     place = bound.getsockname()
-    running, task = server.start(tiny_app, bound)
+    running, task = listen.start_server(tiny_app, bound)
 
     async def client(says=b""):
         reader, writer = await asyncio.open_connection(*place[:2], limit=1000)
@@ -274,7 +276,7 @@ async def listening():
 )
 def test_a_client_is_waited_for_as_long_as_said(says, drips, monkeypatch):
     """Whatever it sends and leaves out, and however it drips: a slow answer isn't its fault."""
-    monkeypatch.setattr(server, "PATIENCE", dict.fromkeys(server.PATIENCE, 0.3))
+    monkeypatch.setattr(listen, "CLIENT_PATIENCE", dict.fromkeys(listen.CLIENT_PATIENCE, 0.3))
 
     async def one():
         async with listening() as (running, client):
@@ -294,8 +296,8 @@ def test_a_client_is_waited_for_as_long_as_said(says, drips, monkeypatch):
 
 
 def test_a_new_connection_takes_the_place_of_a_silent_one(monkeypatch, caplog):
-    monkeypatch.setattr(server, "room", lambda: 8)
-    server.warn_full.cache_clear()
+    monkeypatch.setattr(listen, "connection_room", lambda: 8)
+    listen.warn_full.cache_clear()
 
     async def crowd():
         async with listening() as (running, client):
@@ -320,8 +322,8 @@ def test_files_leave_room_for_connections():
 import resource, sys
 hard = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
-from alphazero_llm_trainer.serve.server import room
-print(room(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+from alphazero_llm_trainer.serve.listen import connection_room
+print(connection_room(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
     rooms = []
     for soft, hard in ((64, 64), (200, 300), (512, 2000)):

@@ -2,9 +2,12 @@
 one.
 """
 
+import json
+
 import pytest
 from scripted import ScriptedPolicy, search
 
+from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.tree.arena import ROOT, Rollout, Tree
 from alphazero_llm_trainer.tree.extract import (
     graded,
@@ -14,7 +17,14 @@ from alphazero_llm_trainer.tree.extract import (
     trajectories,
     value_targets,
 )
-from alphazero_llm_trainer.types import RewardParts, Step
+from alphazero_llm_trainer.types import (
+    Cost,
+    Observation,
+    RewardParts,
+    Step,
+    drawn_mask,
+    logprobs_of,
+)
 
 
 def grow(tree, parent, *ids):
@@ -118,3 +128,60 @@ def test_a_rollout_and_a_terminal_node_may_be_one_response():
         ((5, 7, 8), 4),
         ((6, 9), 1),
     ]
+
+
+def take_turn(tree, parent, text, answer, drawn, given, **said):
+    """A node of a turn whose world gave tokens."""
+    logprobs = (-0.5,) * len(drawn) + (0.0,) * len(given)
+    seen = Observation(len(given), answer, **said)
+    return tree.attach(parent, Step((*drawn, *given), logprobs, text, seen))
+
+
+def turn_tree():
+    """root -> "3 + 4"(10 11, given 90 91) -> "7"(12); and "9"(13, given 91)."""
+    tree = Tree()
+    turn = take_turn(tree, ROOT, "3 + 4", "7", (10, 11), (90, 91), calls=("calculate",))
+    last = tree.attach(turn, Step((12,), (-0.25,), "7"))
+    other = take_turn(tree, ROOT, "9", "error", (13,), (91,), calls=("x",), errors=("x",))
+    end(tree, last, 1.0, 2)
+    end(tree, other, 0.0, 1)
+    return tree
+
+
+def test_given_tokens_are_told_from_drawn_ones():
+    tree = turn_tree()
+    first, second = trajectories(tree)
+    assert [first.token_ids, second.token_ids] == [(13, 91), (10, 11, 90, 91, 12)][::-1]
+    masks = {one.token_ids: one.mask for one in (first, second)}
+    assert masks == {
+        (10, 11, 90, 91, 12): (True, True, False, False, True),
+        (13, 91): (True, False),
+    }
+    steps = tree.steps(2)
+    assert drawn_mask(steps) == masks[10, 11, 90, 91, 12] and steps[0].drawn == 2
+    assert logprobs_of(steps) == (-0.5, -0.5, -0.25)
+    assert trajectories(step_tree())[0].mask == ()
+    # The same turn is one node, whatever its tokens' log-probabilities are.
+    assert take_turn(tree, ROOT, "3 + 4", "7", (10, 11), (90, 91)) == 1
+    assert Tree.from_dict(tree.to_dict()).ahead().steps(2) == steps
+
+
+def test_a_tree_of_turns_has_format_3_and_one_without_the_format_2():
+    saved = json.loads(json.dumps(turn_tree().to_dict()))
+    assert saved["format"] == 3 and Tree.from_dict(saved).to_dict() == turn_tree().to_dict()
+    assert saved["seen"][1] == [2, "7", ["calculate"], []] and saved["seen"][2] is None
+    plain = json.loads(json.dumps(step_tree().to_dict()))
+    assert plain["format"] == 2 and "seen" not in plain
+    assert Tree.from_dict(plain).to_dict() == step_tree().to_dict()
+    for broken in ([5, "7", [], []], [-1, "7", [], []], ["2", "7", [], []], [2, "7"]):
+        saved["seen"][1] = broken
+        with pytest.raises(DataError, match="can't be read"):
+            Tree.from_dict(saved)
+
+
+def test_what_worlds_give_is_counted_apart():
+    cost = Cost(sampled_tokens=5, scored_tokens=2)
+    assert cost.computed == 7 and "given_tokens" not in cost.as_dict()
+    cost.add(Cost(given_tokens=4, turns=2, tool_calls=1))
+    assert cost.computed == 11 and Cost(**cost.as_dict()) == cost
+    assert (cost.sampled_tokens, cost.given_tokens) == (5, 4)

@@ -22,7 +22,7 @@ from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.types import Direction, RewardParts
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
-from alphazero_llm_trainer.viewer.record import row
+from alphazero_llm_trainer.viewer.record import record_row
 
 ASSETS = Path(page_module.__file__).parent / "assets"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
@@ -144,7 +144,7 @@ def test_no_script_of_the_page_makes_markup_out_of_text():
 
 def test_a_row_says_what_came_of_a_question():
     result = taught()
-    one, tree = row(record_of(result)), result.tree
+    one, tree = record_row(record_of(result)), result.tree
     leaves = [leaf for leaf in tree.leaves() if tree.N[leaf]]
     right = sum(tree.samples[leaf] for leaf in leaves if tree.hre[leaf] == 1)
     assert (one.samples, one.right, one.outcome) == (sum(tree.samples), right, "mixed")
@@ -154,10 +154,10 @@ def test_a_row_says_what_came_of_a_question():
         counts[tree.response(leaf).rpartition("#### ")[2]] += tree.samples[leaf]
     assert counts[str(one.answer)] == max(counts[answer] for answer in "012")
     assert one.answer_right is (one.answer == "1")
-    assert row(record_of(search(ScriptedPolicy(4), simulations=5))).outcome == "ungraded"
+    assert record_row(record_of(search(ScriptedPolicy(4), simulations=5))).outcome == "ungraded"
     nothing = {"key": "f", "tree": Tree().to_dict()}
-    assert row(nothing).outcome == "none"
-    assert row(nothing | {"ended_by": "failed: too long"}).outcome == "failed"
+    assert record_row(nothing).outcome == "none"
+    assert record_row(nothing | {"ended_by": "failed: too long"}).outcome == "failed"
 
 
 def many(count):
@@ -172,7 +172,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
     few = Data(run_page(many(30), title="run", limit=2))
     assert [name for name in few.blocks if name != "facts"] == ["tree-0", "tree-3"]
     trees = [len(block) for name, block in few.blocks.items() if name != "facts"]
-    monkeypatch.setattr(page_module, "MOST_BYTES", 3 * max(trees) + 100)
+    monkeypatch.setattr(page_module, "PAGE_BYTES", 3 * max(trees) + 100)
     monkeypatch.setattr(page_module, "MOST_ROWS", 8)
     page = Data(run_page(many(30), title="run", limit=200))
     facts = page.facts()
@@ -180,7 +180,7 @@ def test_a_run_page_is_bounded_and_its_totals_are_not(monkeypatch):
     # The mixed ones, the first of them.
     assert [one["number"] for one in facts["rows"]] == list(range(0, 24, 3))
     assert facts["questions"] == 30 and facts["outcomes"] == {"mixed": 10, "failed": 20}
-    assert facts["sums"]["nodes"] == 10 * row(next(iter(many(1)))).nodes + 20
+    assert facts["sums"]["nodes"] == 10 * record_row(next(iter(many(1)))).nodes + 20
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class EvalConfig(BaseConfig):
         return self
 
 
-def evaluate(config: EvalConfig) -> None:
+def play_rollouts(config: EvalConfig) -> None:
     """Play the rollouts of a configuration; each is a line of the run's traces as it ends.
 
     Raises:
@@ -108,12 +108,12 @@ def evaluate(config: EvalConfig) -> None:
     level = "DEBUG" if config.verbose else "INFO"
     setup_logging(level, str(folder / "logs" / "eval.log"), console=config.verbose)
     try:
-        asyncio.run(play(config, folder))
+        asyncio.run(play_missing(config, folder))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-async def play(config: EvalConfig, folder: Path) -> None:
+async def play_missing(config: EvalConfig, folder: Path) -> None:
     """Every rollout that the run's folder lacks."""
     env = vf.load_environment(config.env)
     tasks = list(env.taskset.select(config.select))

@@ -28,11 +28,15 @@ from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Problem, Task
 from .printed import parse_printed
-from .shapes import read_shape, usual
+from .shapes import read_shape, usual_columns
 
-ALL = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
-COUNTS = {"any": "any counts", "all": "all count", "said": f"any counts, all where `{ALL}` is true"}
-NAMED = 8  # columns in a message
+ALL_ANSWERS = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
+COUNTS = {
+    "any": "any counts",
+    "all": "all count",
+    "said": f"any counts, all where `{ALL_ANSWERS}` is true",
+}
+NAMED_COLUMNS = 8  # columns in a message
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation",
@@ -49,7 +53,7 @@ MESSAGES = re.compile(r"\[\s*\{\s*['\"](role|content)['\"]\s*:")
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
-class Columns(NamedTuple):
+class RowColumns(NamedTuple):
     """The columns that make a task; a dot leads into a column (`reward_model.ground_truth`).
 
     `more` is a second part of the question, `context` stands before it. Without an answer column
@@ -112,7 +116,7 @@ def split_at(row: Row) -> str:
     raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
 
 
-def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
+def columns_of(row: Row, problems: ProblemsConfig) -> RowColumns:
     """The columns that the configuration names, else the first of the usual names that is there.
 
     Raises DataError, naming those that are there, where question or answer is missing.
@@ -123,7 +127,7 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
     def pick(what: str, *without: str | None, needed: bool = False) -> str | None:
         named = getattr(problems, f"{what}_column", None)
         empty = list[str]()
-        for name in usual(what) if named is None else (named,):
+        for name in usual_columns(what) if named is None else (named,):
             outer, dot, inner = name.partition(".")
             column = name if name in columns else known.get(outer.lower(), outer) + dot + inner
             if named is None and column in without:
@@ -141,29 +145,31 @@ def columns_of(row: Row, problems: ProblemsConfig) -> Columns:
         return None
 
     more = None
-    pair = next((pair for pair in usual("pairs") if all(name in known for name in pair)), None)
+    pair = next(
+        (pair for pair in usual_columns("pairs") if all(name in known for name in pair)), None
+    )
     if problems.question_column is None and pair is not None:
         question, more = (known[name] for name in pair)
     else:
         question = pick("question", needed=True) or ""
     solution = pick("solution", problems.answer_column)
     answer = pick("answer", question, more, needed=solution is None)
-    choices, lettered, told = pick("choices"), tuple[str, ...](), known.get(usual("told"))
+    choices, lettered, told = pick("choices"), tuple[str, ...](), known.get(usual_columns("told"))
     if choices is None and told is not None and isinstance(columns.get(answer or ""), list):
         choices, answer = answer, told
-    patterns = usual("lettered") + (usual("labelled") if told is not None else [])
+    patterns = usual_columns("lettered") + (usual_columns("labelled") if told is not None else [])
     for pattern in patterns if choices is None else ():
         by_label = columns_by_label(columns, pattern)
         if len(by_label) > 1:
             choices, lettered = pattern, tuple(by_label.values())
-            if answer in lettered or pattern in usual("labelled"):
+            if answer in lettered or pattern in usual_columns("labelled"):
                 answer = told or answer
             break
     context = pick("context", question, more, answer, solution)
-    return Columns(question, answer, solution, choices, more, context, lettered)
+    return RowColumns(question, answer, solution, choices, more, context, lettered)
 
 
-def questions_in(row: Row, names: Columns) -> list[Row]:
+def questions_in(row: Row, names: RowColumns) -> list[Row]:
     """The row, or a row for each question where it has a list of them, with as many answers.
 
     Raises DataError where there are not as many.
@@ -193,14 +199,14 @@ def questions_in(row: Row, names: Columns) -> list[Row]:
     return rows
 
 
-def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
-    """`names` with what only all rows tell (see `Columns`). A list of numbers or formulas is one
+def settle_columns(names: RowColumns, rows: Sequence[Row], grade: str | None) -> RowColumns:
+    """`names` with what only all rows tell (see `RowColumns`). A list of numbers or formulas is one
     answer, all of it, unless `grade` compares single answers."""
     if names.answer is None:
         return names
-    answers_of = [golds_of(row, names.answer) for row in rows if has(row, names.answer)]
+    answers_of = [golds_of(row, names.answer) for row in rows if has_text(row, names.answer)]
     lists = [answers for answers in answers_of if len(answers) > 1]
-    several = "said" if any(row.get(ALL) is True for row, _ in rows) else "any"
+    several = "said" if any(row.get(ALL_ANSWERS) is True for row, _ in rows) else "any"
     if grade in (None, "math", "mixed"):
         kinds = {kind_of(gold) for answers in lists for gold in answers}
         several = "all" if kinds and kinds <= {"numbers", "math"} else several
@@ -208,13 +214,13 @@ def settled(names: Columns, rows: Sequence[Row], grade: str | None) -> Columns:
     return names._replace(first=first, several=several if lists else None)
 
 
-def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
+def first_number(names: RowColumns, rows: Sequence[Row]) -> int | None:
     """The number of the first choice, 0 or 1, where gold answers number choices, and all rows tell
     it; None elsewhere. Raises DataError where several rows don't tell it.
     """
     name = names.answer or ""
     with_choices = (
-        row for row in rows if choices_at(row[0], names.choices or "") and has(row, name)
+        row for row in rows if choices_at(row[0], names.choices or "") and has_text(row, name)
     )
     asked = [row for row in with_choices if any(map(str.isdigit, golds_of(row, name)))]
     ways = dict[int, list[list[str]]]()
@@ -225,7 +231,7 @@ def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
         return min(ways)
     if ways.get(0) == ways.get(1):
         return None
-    if name.lower() in usual("indices"):
+    if name.lower() in usual_columns("indices"):
         return 0
     if names.lettered and names.lettered[0][-1].isdigit():
         return None  # the number in a column's name
@@ -237,17 +243,17 @@ def first_number(names: Columns, rows: Sequence[Row]) -> int | None:
     return 0
 
 
-def unread(columns: Iterable[str], names: Columns) -> str:
+def name_unread(columns: Iterable[str], names: RowColumns) -> str:
     """The columns that make no part of a task, in words; "" where there are none."""
-    used = {"id", "unique_id", "split", ALL, *names.lettered}
+    used = {"id", "unique_id", "split", ALL_ANSWERS, *names.lettered}
     parts = (names.question, names.more, names.context, names.answer, names.solution, names.choices)
     used |= {name for name in parts if name is not None}
     used |= {name.partition(".")[0] for name in used}
     left = [name for name in columns if name not in used and name.lower() not in used]
     if not left:
         return ""
-    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-    return f"; not read: `{'`, `'.join(left[:NAMED])}`{more}"
+    more = f" and {len(left) - NAMED_COLUMNS} more" if len(left) > NAMED_COLUMNS else ""
+    return f"; not read: `{'`, `'.join(left[:NAMED_COLUMNS])}`{more}"
 
 
 def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
@@ -270,7 +276,7 @@ def own_id(columns: Mapping[str, Any]) -> str | int | None:
     return own if isinstance(own, str | int) else None
 
 
-def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = ()) -> Task:
+def as_task(row: Row, names: RowColumns, source: str, repeated: Collection[Any] = ()) -> Task:
     """A row as a task, or DataError for a broken one.
 
     Its id is the row's own, else made of the question's hash; both where the id is one of
@@ -281,7 +287,7 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     golds, solution = stated_golds(row, names)
     choices = None if names.choices is None else choices_at(columns, names.choices)
     if choices:
-        _, texts = choices_of(choices, where)
+        _, texts = split_choices(choices, where)
         for letter, text in zip(LETTERS, texts, strict=False):
             question += f"\n{letter}. {text}"
         golds = right_choice(row, names, golds)
@@ -301,14 +307,14 @@ def as_task(row: Row, names: Columns, source: str, repeated: Collection[Any] = (
     return Task(problem, gold, solution, others=tuple(golds[1:]), row=columns)
 
 
-def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
+def stated_golds(row: Row, names: RowColumns) -> tuple[list[str], str | None]:
     """A row's gold answers as its columns or its worked solution state them, and the solution."""
     columns, where = row
     golds, solution = list[str](), None
-    if names.answer is not None and has(row, names.answer):
+    if names.answer is not None and has_text(row, names.answer):
         golds = golds_of(row, names.answer)
     if names.solution is not None and value_at(columns, names.solution):
-        solution = text_of(row, names.solution)
+        solution = column_text(row, names.solution)
     if names.answer is None or (golds and "####" in golds[0]):
         solution = without_annotations(golds[0] if golds else solution or "")
         stated = stated_by(solution, where)
@@ -318,18 +324,18 @@ def stated_golds(row: Row, names: Columns) -> tuple[list[str], str | None]:
                 " line `#### ANSWER`, put it into \\boxed{}, or add a column `answer`"
             )
         return [stated], solution
-    if names.choices is None and (names.several == "all" or columns.get(ALL) is True):
+    if names.choices is None and (names.several == "all" or columns.get(ALL_ANSWERS) is True):
         different = {answers.normalize(text): text for text in golds}
         golds = [", ".join(different.values())] if golds else []
     return golds, solution
 
 
-def right_choice(row: Row, names: Columns, golds: Sequence[str] | None = None) -> list[str]:
+def right_choice(row: Row, names: RowColumns, golds: Sequence[str] | None = None) -> list[str]:
     """The letter of the choice that a row's gold answers (None: of its column) mean, alone in a
     list; an empty list without any. Raises DataError where they mean none of the choices, or
     several."""
     columns, where = row
-    labels, texts = choices_of(choices_at(columns, names.choices or ""), where)
+    labels, texts = split_choices(choices_at(columns, names.choices or ""), where)
     value = value_at(columns, names.answer or "")
     index = all(map(is_number, value if isinstance(value, list) else [value]))
     if names.lettered and names.first is not None:
@@ -367,7 +373,7 @@ def listed_label(gold: str, question: str) -> str | None:
     return match[1].upper() if listed else None
 
 
-def has(row: Row, name: str) -> bool:
+def has_text(row: Row, name: str) -> bool:
     """Whether a row's column has more than an empty text."""
     return value_at(row[0], name) != ""
 
@@ -379,14 +385,14 @@ def golds_of(row: Row, name: str) -> list[str]:
     value = value_at(columns, name)
     printed = parse_printed(value)
     golds = read_shape("gold", printed, printed)
-    if golds is not printed or name.lower() in usual("lists"):
+    if golds is not printed or name.lower() in usual_columns("lists"):
         value = golds
     texts = []
     for one in value if isinstance(value, list | tuple) and value else [value]:
         if isinstance(one, bool):
             texts.append(str(one).lower())
         elif one != "":
-            texts.append(text_of(({name: one}, where), name))
+            texts.append(column_text(({name: one}, where), name))
     return list(dict.fromkeys(texts))
 
 
@@ -418,7 +424,7 @@ def value_at(columns: Mapping[str, Any], name: str) -> Any:
     return value_at(value, inner) if inner and isinstance(value, Mapping) else None
 
 
-def question_of(row: Row, names: Columns) -> str:
+def question_of(row: Row, names: RowColumns) -> str:
     """The question: a text, or the user's one turn behind a system message, where there is one."""
     columns, where = row
     turns = parse_printed(value_at(columns, names.question))
@@ -439,9 +445,11 @@ def question_of(row: Row, names: Columns) -> str:
             " name a column with the question alone by problems.question_column (--question-column)"
         )
     else:
-        question = text_of(row, names.question)
+        question = column_text(row, names.question)
     if names.more is not None and value_at(columns, names.more):
-        question += (" " if names.more.lower() == "question" else "\n") + text_of(row, names.more)
+        question += (" " if names.more.lower() == "question" else "\n") + column_text(
+            row, names.more
+        )
     context = "" if names.context is None else passage_of(value_at(columns, names.context))
     if context and context not in question:
         question = f"{check_text(context, f'{where}, `{names.context}`')}\n{question}"
@@ -476,7 +484,7 @@ def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]
     return there
 
 
-def choices_of(choices: Any, where: str) -> tuple[list[str], list[str]]:
+def split_choices(choices: Any, where: str) -> tuple[list[str], list[str]]:
     """Labels (or none) and texts of choices: a list of texts, with labels of their own (`1) cat`)
     or without, or of objects; an object of a known shape, or with a text for each label."""
     labels: Iterable[Any] = ()
@@ -542,7 +550,7 @@ def without_annotations(solution: str) -> str:
     return re.sub(r"<<[^<>]*>>", "", solution).strip()
 
 
-def text_of(row: Row, name: str) -> str:
+def column_text(row: Row, name: str) -> str:
     """A column's text, stripped; numbers and dates are written out.
 
     The first of several answers counts (a list, or what SQuAD and TriviaQA write). Raises DataError

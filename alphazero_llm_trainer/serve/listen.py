@@ -36,11 +36,17 @@ KEPT_SECONDS = 75  # between two requests
 # What a client is waited for, and for how many seconds at most: a request's head and its body;
 # KEPT, its next request, which uvicorn itself waits for; READ, that it takes its answer.
 KEPT, READ = "KEPT", "READ"
-PATIENCE: dict[Any, float] = {h11.IDLE: 10, h11.SEND_BODY: 30, KEPT: KEPT_SECONDS + 10, READ: 60}
+CLIENT_PATIENCE: dict[Any, float] = {
+    h11.IDLE: 10,
+    h11.SEND_BODY: 30,
+    KEPT: KEPT_SECONDS + 10,
+    READ: 60,
+}
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection, which ends where its client is waited for longer than `PATIENCE`.
+class PatientConnection(H11Protocol):
+    """uvicorn's connection, which ends where its client is waited for longer than
+    `CLIENT_PATIENCE`.
 
     Where all places are taken, a new connection takes the place of the one whose client is waited
     for the longest. Where none is, its request is answered 503 by uvicorn.
@@ -49,7 +55,7 @@ class Connection(H11Protocol):
         waiting: the server's connections whose clients are waited for, the longest first.
     """
 
-    def __init__(self, *args: Any, waiting: dict[Connection, None], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, waiting: dict[PatientConnection, None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waiting, self.stage = waiting, None
         self.patience: asyncio.TimerHandle | None = None
@@ -105,9 +111,9 @@ class Connection(H11Protocol):
         self.waiting.pop(self, None)
         if self.patience is not None:
             self.patience.cancel()
-        if stage in PATIENCE:
+        if stage in CLIENT_PATIENCE:
             self.waiting[self] = None
-            self.patience = self.loop.call_later(PATIENCE[stage], self.end)
+            self.patience = self.loop.call_later(CLIENT_PATIENCE[stage], self.end)
 
     def end(self) -> None:
         """Close now, whatever was sent or is to be sent."""
@@ -150,7 +156,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """A listening socket: clients that come while the student loads wait. Raises ConfigError where
     the address can't be had.
     """
@@ -166,7 +172,7 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def room() -> int:
+def connection_room() -> int:
     """The most connections that the process's open files leave room for. The soft limit of these
     becomes the hard one.
     """
@@ -180,11 +186,11 @@ def room() -> int:
     return max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, files - opened - SPARE_FILES))
 
 
-def configured(app: Any) -> uvicorn.Config:
+def uvicorn_config(app: Any) -> uvicorn.Config:
     """How uvicorn serves `app`. h11 refuses headers beyond 64 KiB; httptools has no such bound."""
     return uvicorn.Config(
         app,
-        http=cast(Any, partial(Connection, waiting={})),
+        http=cast(Any, partial(PatientConnection, waiting={})),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -192,19 +198,19 @@ def configured(app: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=ACCEPTED,
-        limit_concurrency=room(),
+        limit_concurrency=connection_room(),
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEPT_SECONDS,
     )
 
 
-def start(app: Any, bound: socket.socket) -> tuple[Inner, asyncio.Task[None]]:
+def start_server(app: Any, bound: socket.socket) -> tuple[Inner, asyncio.Task[None]]:
     """A server on this event loop, and its running; `server.should_exit = True` ends it."""
-    server = Inner(configured(app))
+    server = Inner(uvicorn_config(app))
     return server, asyncio.create_task(server.serve(sockets=[bound]))
 
 
-def serve(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]) -> bool:
+def serve_app(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]) -> bool:
     """Serve until a signal comes, then let requests under way end within `GRACE_SECONDS`; True when
     it was Ctrl-C.
     """
@@ -216,7 +222,7 @@ def serve(app: Any, bound: socket.socket, engine: Any, ready: Callable[[], None]
         freeze_loaded()  # a collection of it would stop everything for 200 ms now and then
         ready()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when all is over
-        await Server(configured(app)).serve(sockets=[bound])
+        await Server(uvicorn_config(app)).serve(sockets=[bound])
 
     # A shell's background commands ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

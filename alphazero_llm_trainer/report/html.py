@@ -15,10 +15,10 @@ from ..files import make_folder, write_whole
 
 NUMBER = re.compile(r"[-+$]?\d.{0,50}$|$")  # and an empty cell
 
-Rows = Sequence[Sequence[str]]
+TableRows = Sequence[Sequence[str]]
 
 
-def alignments(rows: Rows) -> list[str]:
+def column_alignments(rows: TableRows) -> list[str]:
     """The class of each column of a table, whose head is first: "" (to the right) for numbers, else
     "left".
     """
@@ -33,26 +33,26 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     undefined=StrictUndefined,
 )
-TEMPLATES.filters["alignments"] = alignments
+TEMPLATES.filters["alignments"] = column_alignments
 
 
-def render(template: str, **facts: Any) -> Markup:
+def render_template(template: str, **facts: Any) -> Markup:
     """A template of `assets` with what it is about; texts are escaped, `Markup` isn't."""
     return Markup(TEMPLATES.get_template(template).render(facts))  # noqa: S704
 
 
-def page(title: str, parts: Iterable[Markup], trees: str = "") -> str:
+def make_page(title: str, parts: Iterable[Markup], trees: str = "") -> str:
     """The whole page; `trees` is the page of its trees."""
-    return str(render("page.html", title=title, parts=parts, trees=trees))
+    return str(render_template("page.html", title=title, parts=parts, trees=trees))
 
 
 def write_page(folder: Path, title: str, parts: Iterable[Markup], trees: str = "") -> Path:
     """Write the page as `report.html` into `folder`, and say where it is."""
     make_folder(folder)
-    write_whole(folder / "report.html", page(title, parts, trees))
+    write_whole(folder / "report.html", make_page(title, parts, trees))
     return folder / "report.html"
 
 
-def framed(html: str) -> str:
+def frame_page(html: str) -> str:
     """A whole page inside a notebook's cell: its styles and scripts stay its own."""
     return f'<iframe srcdoc="{escape(html)}" style="width: 100%; height: 40em; border: 0"></iframe>'

@@ -18,11 +18,11 @@ from ..config.sections import LoraConfig
 from ..engine.device import text_config
 from ..files import sync_all, write_json
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
-from ..policy.adapters import POLICY, bind, fingerprint, own_parameters
+from ..policy.adapters import POLICY, bind_adapter, model_fingerprint, own_parameters
 from ..policy.critic import ADAPTER, CARD, NUMBERS, file_hash
-from .models import attach, save_adapter
-from .packing import Plan, Work, plan
-from .scoring import check_packs, packing
+from .models import attach_adapter, save_adapter
+from .packing import Plan, Work, plan_rows
+from .scoring import check_packs, choose_packing
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -64,13 +64,13 @@ class CriticNetwork(torch.nn.Module):
         if self.head:
             pass
         elif lora is not None:
-            attach(policy, lora, name)
-            bind(self, policy, name)
+            attach_adapter(policy, lora, name)
+            bind_adapter(self, policy, name)
         else:
-            deepen(backbone.requires_grad_(True), extra_layers)
+            add_layers(backbone.requires_grad_(True), extra_layers)
         self.backbone, device = backbone, next(policy.parameters()).device
         # On the CPU and on CUDA alike: masks of such short sequences may be held in full.
-        apart = packing(policy, "auto", torch.device("cpu")) == "off"
+        apart = choose_packing(policy, "auto", torch.device("cpu")) == "off"
         self.work = None if apart else Work.of(self.config)
         self.score = Score(self.config.hidden_size, 1, device=device)
         torch.nn.init.zeros_(self.score.weight)
@@ -83,7 +83,7 @@ class CriticNetwork(torch.nn.Module):
             self.score.weight[0] = tensors["weight"]
             self.score.bias[0] = tensors["bias"]
 
-    def trained(self) -> dict[str, torch.nn.Parameter]:
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that training changes, by name: none of the policy's own."""
         if not (self.shared or self.head):
             return {name: p for name, p in self.named_parameters() if p.requires_grad}
@@ -95,12 +95,12 @@ class CriticNetwork(torch.nn.Module):
         `prompt_ids` and `completion_ids`.
 
         Rows that share their beginnings are computed together, in sequences as long as sharing
-        saves work (`packing.plan`), where `scoring.packing` has them packed.
+        saves work (`packing.plan_rows`), where `scoring.choose_packing` has them packed.
         """
-        made = plan(rows, self.work)
-        return made.spread([self.score(hidden)[:, 0] for hidden in self.hidden(made)])
+        made = plan_rows(rows, self.work)
+        return made.spread([self.score(hidden)[:, 0] for hidden in self.hidden_states(made)])
 
-    def hidden(self, made: Plan) -> Iterator[torch.Tensor]:
+    def hidden_states(self, made: Plan) -> Iterator[torch.Tensor]:
         """The hidden states `[M, H]` of the tokens before each response token, a forward at a
         time.
         """
@@ -111,7 +111,7 @@ class CriticNetwork(torch.nn.Module):
             yield hidden.flatten(0, 1).index_select(0, part.at.to(device))  # of [G * N, H]
 
 
-def deepen(backbone: Any, extra_layers: int) -> None:
+def add_layers(backbone: Any, extra_layers: int) -> None:
     """Put layers on top of a backbone in place, each an identity at first (its output projections
     are 0).
 
@@ -159,7 +159,7 @@ def save_critic(
         student.tokenizer.save_pretrained(folder)
         files += ["config.json", "model.safetensors"]
     whole = {
-        "base": fingerprint(student.model, POLICY if critic.head else None),
+        "base": model_fingerprint(student.model, POLICY if critic.head else None),
         "student": student.name,
         "vocabulary": text_config(student.model).vocab_size,
         "seed": config.seed,

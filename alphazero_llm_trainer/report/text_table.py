@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-Rows = Sequence[Sequence[str]]
+TextRows = Sequence[Sequence[str]]
 
 
-def columns(rows: Rows, left: int = 1) -> str:
+def align_columns(rows: TextRows, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

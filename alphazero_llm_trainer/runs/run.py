@@ -26,7 +26,7 @@ from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Method, Objective
 from ..learning.models import MemoryOptions, learning_rate, make_trainable
 from ..learning.prepared import Prepared
-from ..learning.ranks import ALONE, Ranks, check_unpacked, uses_fsdp
+from ..learning.ranks import ONE_RANK, Ranks, check_unpacked, uses_fsdp
 from ..learning.rounds import Rounds
 from ..learning.rows import RowBuilder
 from ..learning.stats import RoundStats
@@ -39,8 +39,8 @@ from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..tree.graded import GradedTree
 from .folder import RunFolder
-from .plan import engine
-from .preflight import affordable, preflight
+from .plan import describe_engine
+from .preflight import affordable_questions, run_preflight
 from .recorder import Recorder
 
 FEW_UPDATES = 400  # below which no run of a small student was measured to gain anything
@@ -62,7 +62,7 @@ class Run:
         prepared: Prepared,
         stop: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self.prepared, self.config, self.size = prepared, prepared.config, prepared.size
         self.method: Method = prepared.method
@@ -161,11 +161,11 @@ class Run:
 
     def preflight(self) -> str:
         """What a few questions show. Raises TrainingError where the run would learn nothing."""
-        count = affordable(self.config)
+        count = affordable_questions(self.config)
         if not count:
             return "pre-flight: left out of so short a run"
         tasks = self.prepared.questions[:count]
-        return preflight(self.student, self.config, tasks, self.progress, self.stop)
+        return run_preflight(self.student, self.config, tasks, self.progress, self.stop)
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
@@ -182,7 +182,7 @@ class Run:
             f"{self.config.seed}\n"
             f"{planned} in {self.size.planned}, {train.groups} groups, {teachers}, "
             f"{len(self.prepared.demonstrations):,} demonstrations "
-            f"replayed, engine: {engine(self.config)}{self.few_updates()}"
+            f"replayed, engine: {describe_engine(self.config)}{self.few_updates()}"
         )
 
     def few_updates(self) -> str:
@@ -272,7 +272,7 @@ class RunLessons:
         self.run, self.builder = run, builder
 
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
-        """See `loop.Lessons`: the first process's, on all of them."""
+        """A round's minibatches: those of the first process, on all of them."""
         minibatches: Minibatches = self.run.ranks.on_first(
             lambda: self.builder.minibatches(number, trees, stats)
         )
@@ -280,7 +280,7 @@ class RunLessons:
         return minibatches
 
     def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
-        """See `loop.Lessons`. Raises StoppedError where the user ends the run."""
+        """The passes over a round's rows. Raises StoppedError where the user ends the run."""
         run = self.run
         # Supervised rows come once for each pass.
         epochs = 1 if run.method.supervised else run.config.train.optimizer.epochs

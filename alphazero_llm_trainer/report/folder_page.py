@@ -13,14 +13,14 @@ from ..files import make_folder, near_folder, read_lines, write_whole
 from ..tree.journal import JOURNAL
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_page
-from .evaluation import evaluation_page
-from .page import write_page
+from .eval_page import evaluation_page
+from .html import write_page
 from .training import training_page
-from .trees import TreeReader, load, records_of, title_of
+from .trees import TreeReader, load_json, records_of, title_of
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 # What a folder's file says about it, and what a page says of that and the folder's metrics.
-KINDS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Markup]] = {
+PAGE_PARTS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Markup]] = {
     RUN: training_page,
     "results.json": lambda card, metrics: evaluation_page(card),
     "critic.json": critic_page,
@@ -36,10 +36,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
             read.
     """
     out = folder if out is None else out
-    parts = parts_of(folder)
+    parts = folder_parts(folder)
     if not parts:
         fix = near_folder(folder, "name a folder that a command wrote")
-        raise DataError(f"{folder} has none of {', '.join(KINDS)}: {fix}")
+        raise DataError(f"{folder} has none of {', '.join(PAGE_PARTS)}: {fix}")
     journal, trees = folder / JOURNAL, ""
     if journal.is_file():
         make_folder(out)
@@ -49,13 +49,13 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return write_page(out, folder.name, parts, trees)
 
 
-def parts_of(folder: Path) -> list[Markup]:
+def folder_parts(folder: Path) -> list[Markup]:
     """What a page says of a folder; nothing where nothing in it is known. Raises DataError for
     another file of a known name.
     """
     parts = list[Markup]()
-    for name, part in KINDS.items():
-        card = load(folder / name)
+    for name, part in PAGE_PARTS.items():
+        card = load_json(folder / name)
         # An evaluation's card.
         if card is None or (name == RUN and not {"method", "config"} <= card.keys()):
             continue

@@ -24,8 +24,8 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
-from .rows import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
-from .shapes import usual
+from .row_columns import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
+from .shapes import usual_columns
 from .source import Source
 from .task_list import TaskList, from_rows
 
@@ -39,7 +39,7 @@ class FileRows(TaskList):
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`: `rest` is the file."""
+        """The source of an address. `rest` is the file."""
         return from_rows(rows_at(str(at_home(rest, "problems.source"))), problems)
 
 
@@ -51,7 +51,7 @@ class HubRows(TaskList):
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig) -> Source:
-        """See `Source.open`: `rest` names the data set."""
+        """The source of an address. `rest` names the data set."""
         parts = rest.split("/")
         if len(parts) not in (2, 3) or not all(parts):
             raise ConfigError(
@@ -70,8 +70,8 @@ class HubRows(TaskList):
 
 
 def split_in(name: str) -> str:
-    """The split that a name says (`train`, `test-00000-of-00001`, `dev_v2`); "" where it says
-    none.
+    """The split that a file's or folder's name stands for, such as `train`,
+    `test-00000-of-00001` or `dev_v2`; "" for any other name.
     """
     parts = re.split(r"[^a-z]+", name.lower())
     return next((SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES), "")
@@ -102,7 +102,7 @@ def rows_in(file: Path) -> Iterator[Row]:
     value is guessed.
     """
     kind = row_format(file.name)
-    content = unpacked(file)
+    content = unpack_file(file)
     if kind == ".parquet":
         rows: Iterable[dict[str, Any]] = parquet_rows(content, file)
     else:
@@ -118,7 +118,7 @@ def rows_in(file: Path) -> Iterator[Row]:
         yield row, f"{file} row {number}"
 
 
-def unpacked(file: Path) -> bytes:
+def unpack_file(file: Path) -> bytes:
     """What a file holds. Raises DataError where it can't be read or unpacked."""
     try:
         with PACKED.get(file.suffix.lower(), open)(file, "rb") as opened:
@@ -186,7 +186,7 @@ def json_rows(text: str, file: Path) -> Iterator[Row]:
 
 
 def check_row(row: Any, where: str) -> Row:
-    """A row. Raises DataError for what is none."""
+    """Pair a JSON object with `where` it stands. Raises DataError for anything else."""
     if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
     return row, where
@@ -201,16 +201,16 @@ def rows_held(value: Any, where: str) -> list[Any]:
         return value
     if value.keys() >= {"columns", "data"}:
         return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
-    parts, question = list(value.values()), usual("question")
+    parts, question = list(value.values()), usual_columns("question")
     lists = [name for name, part in value.items() if holds_rows(part)]
     asking = [value[name] for name in value if name.lower() in question and name not in lists]
     if parts and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts):
-        by_name = asking or (numbered(parts[0]) and not numbered(value))
-        return transposed(value, [part.values() for part in parts]) if by_name else parts
+        by_name = asking or (has_numbers(parts[0]) and not has_numbers(value))
+        return transpose_columns(value, [part.values() for part in parts]) if by_name else parts
     if asking:
         table = all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts)
         texts = table and all(isinstance(text, str) for part in asking for text in part)
-        return transposed(value, parts) if texts else [value]
+        return transpose_columns(value, parts) if texts else [value]
     if len(lists) > 1:
         raise DataError(
             f"{where} has lists of rows as {' and '.join(lists)}: write each into a file of its own"
@@ -224,12 +224,12 @@ def holds_rows(part: Any) -> bool:
     return objects and bool(part) and "role" not in part[0]
 
 
-def numbered(table: dict[str, Any]) -> bool:
+def has_numbers(table: dict[str, Any]) -> bool:
     """Whether an object's names are numbers."""
     return all(map(str.isdigit, table))
 
 
-def transposed(names: Iterable[str], columns: list[Iterable[Any]]) -> list[dict[str, Any]]:
+def transpose_columns(names: Iterable[str], columns: list[Iterable[Any]]) -> list[dict[str, Any]]:
     """The rows of a table's columns."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 

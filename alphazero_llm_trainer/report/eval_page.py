@@ -15,17 +15,17 @@ from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
 from ..tree.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
 from .charts import row_chart
-from .page import render
-from .tables import columns, table_of
+from .html import render_template
+from .text_table import align_columns, table_of
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
-REFUSALS = 3  # that are named
+REFUSALS_SHOWN = 3  # that are named
 # For a terminal.
-SHORT = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
+SHORT_TABLE = ("method", "accuracy [95%]", "reward [95%]", "over greedy", "tokens", "calls")
 
 
-def measure(row: Results) -> str:
+def row_measure(row: Results) -> str:
     """What a row is judged by: accuracy, or the user's own reward where no problem has a gold
     answer.
     """
@@ -38,18 +38,27 @@ def by_budget(results: Results, benchmark: str) -> dict[int, list[Results]]:
     """
 
     def place(row: Results) -> tuple[Any, ...]:
-        return row["budget"], row.get("cut", False), -row[measure(row)][0], tokens(row)
+        return row["budget"], row.get("cut", False), -row[row_measure(row)][0], row_tokens(row)
 
     rows = sorted((row for row in results["rows"] if row["benchmark"] == benchmark), key=place)
     return {budget: list(group) for budget, group in groupby(rows, lambda row: row["budget"])}
 
 
-def tokens(row: Results) -> float:
-    """Sampled and scored tokens a problem."""
-    return row["sampled_tokens"] + row["scored_tokens"]
+# Columns of answers in worlds, and what they show of a row.
+WORLD_HEADINGS = {
+    "given": "given_tokens",
+    "turns": "turns",
+    "calls of tools": "tool_calls",
+    "errors": "tool_errors",
+}
 
 
-def gains(results: Results, row: Results) -> dict[str, Interval]:
+def row_tokens(row: Results) -> float:
+    """Sampled, scored and given tokens a problem."""
+    return row["sampled_tokens"] + row["scored_tokens"] + row.get("given_tokens", 0.0)
+
+
+def row_gains(results: Results, row: Results) -> dict[str, Interval]:
     """The paired gains of a row at its budget, such as "over greedy"."""
     key = ("benchmark", "budget", "method")
     pairs = [] if row.get("no_gold") else results["pairs"]
@@ -68,11 +77,11 @@ def leading_methods(results: Results, row: Results) -> list[str]:
     return []
 
 
-def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
+def write_headline(results: Results, rows: list[Results]) -> tuple[str, str]:
     """The best method of a budget, or those between which no difference is shown, and whether it is
     clearly above greedy, in words; and if so "good".
     """
-    best, what = rows[0], measure(rows[0])
+    best, what = rows[0], row_measure(rows[0])
     split = results.get("split", "test")
     where = best["benchmark"] if split == "test" else f"{best['benchmark']}, {split} problems,"
     where += f" at {best['budget']:,} tokens"
@@ -88,14 +97,14 @@ def headline(results: Results, rows: list[Results]) -> tuple[str, str]:
         first = f"no difference shown between {', '.join(others)} and {last}; {first} has"
     else:
         first += " is best," if len(rows) > 1 else " has"
-    said = f"{where}: {first} {what} {value} at {tokens(best):.0f} tokens a problem"
-    over = gains(results, best).get("over greedy")
+    said = f"{where}: {first} {what} {value} at {row_tokens(best):.0f} tokens a problem"
+    over = row_gains(results, best).get("over greedy")
     if over is None:
         return said, ""
     return f"{said}, {over:+} over greedy{'' if over.low > 0 else ': no clear gain'}", over.kind
 
 
-def cells(results: Results, row: Results) -> dict[str, str]:
+def row_cells(results: Results, row: Results) -> dict[str, str]:
     """A row's figures by column, as texts; what it doesn't have is left out."""
     accuracy = "no gold answers" if row.get("no_gold") else f"{Interval(*row['accuracy'])}"
     if row.get("cut"):
@@ -106,15 +115,16 @@ def cells(results: Results, row: Results) -> dict[str, str]:
         shown["reward [95%]"] = f"{Interval(*row['reward'])}{failed}"
     if row["f1"] is not None:
         shown["F1"] = f"{row['f1']:.3f}"
-    shown["tokens"] = f"{tokens(row):.1f}"
+    shown["tokens"] = f"{row_tokens(row):.1f}"
     for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
         shown[name.removesuffix("_tokens")] = f"{row[name]:.1f}"
+    shown |= {title: f"{row[name]:.1f}" for title, name in WORLD_HEADINGS.items() if name in row}
     shown["ms"] = f"{1000 * row['seconds']:.1f}"
     shown |= {name: f"{row[name]}" for name in UNGRADED if row.get(name)}
-    return shown | {name: f"{gain:+}" for name, gain in gains(results, row).items()}
+    return shown | {name: f"{gain:+}" for name, gain in row_gains(results, row).items()}
 
 
-def at_k(results: Results, benchmark: str) -> list[Block]:
+def pass_blocks(results: Results, benchmark: str) -> list[Block]:
     """pass@k."""
     temperature = results["config"]["search"]["temperature"]
     tables = []
@@ -134,7 +144,7 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
     return tables
 
 
-def remarks(results: Results, benchmark: str) -> list[str]:
+def list_remarks(results: Results, benchmark: str) -> list[str]:
     """Lines on answers that could not be judged, and on questions that don't fit or are refused."""
     rows = list(chain(*by_budget(results, benchmark).values()))
     problems, too_long = rows[0]["problems"], max(row.get(TOO_LONG, 0) for row in rows)
@@ -160,7 +170,7 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     sampled = [row for row in results["at_k"] if row["benchmark"] == benchmark]
     refused = dict(chain(*(row.get("refusals", {}).items() for row in rows + sampled)))
     if refused:
-        shown = "; ".join(f"{key} ({why})" for key, why in [*refused.items()][:REFUSALS])
+        shown = "; ".join(f"{key} ({why})" for key, why in [*refused.items()][:REFUSALS_SHOWN])
         lines.append(
             f"{benchmark}: {len(refused):,} of {problems:,} questions are refused, and count as "
             f"not right: {shown}"
@@ -173,20 +183,25 @@ def remarks(results: Results, benchmark: str) -> list[str]:
     return lines
 
 
-def result_text(results: Results) -> str:
+def evaluation_text(results: Results) -> str:
     """What the terminal shows: a headline and a short sorted table for each budget, then pass@k."""
     parts = []
     for name in results["benchmarks"]:
         shown = [
-            (headline(results, rows)[0], table_of([cells(results, row) for row in rows], SHORT))
+            (
+                write_headline(results, rows)[0],
+                table_of([row_cells(results, row) for row in rows], SHORT_TABLE),
+            )
             for rows in by_budget(results, name).values()
         ]
-        parts += [f"{said}\n{columns(rows)}" for said, rows in shown + at_k(results, name)]
-        parts += remarks(results, name)
+        parts += [
+            f"{said}\n{align_columns(rows)}" for said, rows in shown + pass_blocks(results, name)
+        ]
+        parts += list_remarks(results, name)
     return "\n\n".join(parts)
 
 
-def silent(results: Results) -> str | None:
+def warn_missing(results: Results) -> str | None:
     """A line for the user where more than a fifth of all answers is missing; else None."""
     rows, ends = results["rows"], Counter[str]()
     for row in rows:
@@ -201,9 +216,9 @@ def silent(results: Results) -> str | None:
 def budget_chart(budget: int, rows: list[Results]) -> Markup:
     """The methods of a budget in order."""
     kept = [row for row in rows if not row.get("cut")]
-    values = {row["method"]: Interval(*row[measure(row)]) for row in kept or rows}
+    values = {row["method"]: Interval(*row[row_measure(row)]) for row in kept or rows}
     title = f"At most {budget:,} tokens a problem"
-    return row_chart(title, values, f"{measure(rows[0])} [95%]", grey="greedy")
+    return row_chart(title, values, f"{row_measure(rows[0])} [95%]", grey="greedy")
 
 
 def evaluation_page(results: Results) -> Markup:
@@ -212,21 +227,21 @@ def evaluation_page(results: Results) -> Markup:
     for name, facts in results["benchmarks"].items():
         budgets = by_budget(results, name)
         top = budgets[max(budgets)]
-        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
+        big = f"{top[0]['method']} {top[0][row_measure(top[0])][0]:.3f}"
         if len(leading_methods(results, top[0])) > 1:
             big = "no difference shown"
-        every = table_of([cells(results, row) for row in chain(*budgets.values())])
+        every = table_of([row_cells(results, row) for row in chain(*budgets.values())])
         benchmarks.append(
             {
                 **facts,
                 "name": name,
                 "big": big,
-                "verdict": headline(results, top),
+                "verdict": write_headline(results, top),
                 "charts": [budget_chart(budget, rows) for budget, rows in budgets.items()],
-                "remarks": remarks(results, name),
-                "at_k": at_k(results, name),
+                "remarks": list_remarks(results, name),
+                "at_k": pass_blocks(results, name),
                 "failures": results["failures"].get(name),
                 "every": every,
             }
         )
-    return render("evaluation.html", results=results, benchmarks=benchmarks)
+    return render_template("evaluation.html", results=results, benchmarks=benchmarks)

@@ -9,18 +9,18 @@ from typing import Any
 from ..eval.greedy import Answers
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..problems.load import rows_hash
-from ..problems.registry import gradable
+from ..problems.registry import is_gradable
 from ..types import Task
 
 
-def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
+def summarise_answers(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each
     problem's result for paired comparisons. With a reward of the user's own its mean, too, each
     problem's, and how many failed; without one the same of the grades, where the source gives
     partial credit.
     """
     total, groups = len(answers.first), repeats(tasks)
-    gold = any(map(gradable, tasks))
+    gold = any(map(is_gradable, tasks))
     figures: dict[str, Any] = {
         "accuracy": asdict(wilson(sum(answers.first), total, len(set(groups)))) if gold else None,
         "problems": total,
@@ -43,7 +43,7 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     return figures
 
 
-def gain(
+def paired_gain(
     before: Sequence[float | None], after: Sequence[float | None], tasks: Sequence[Task]
 ) -> dict[str, Any] | None:
     """The paired gain with its interval, over the problems that have a number both times; None

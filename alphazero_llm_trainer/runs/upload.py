@@ -18,7 +18,7 @@ from ..eval.metrics import Interval
 from ..policy.folders import VALUE
 
 TAGS = ("alphazero-llm-trainer", "tree-search", "mcts", "llm", "reinforcement-learning")
-NAMED = ("gsm8k", "math", "hotpotqa")  # sources that others know by this name
+NAMED_SOURCES = ("gsm8k", "math", "hotpotqa")  # sources that others know by this name
 CARRIED = f"""
 The folder carries a value (`{VALUE}/`): a layer over the student's own last hidden states, which says
 how likely a state of a response is to end right. Given this folder, `search`, `eval` and `serve` of
@@ -37,7 +37,7 @@ def check_hub(repository: str) -> None:
         raise ConfigError("--push-to-hub needs a token: set HF_TOKEN to one that may write")
 
 
-def upload(repository: str, folders: Mapping[str, Path]) -> str:
+def upload_folders(repository: str, folders: Mapping[str, Path]) -> str:
     """Upload folders (path in the repository -> folder) to a model repository, a private one where
     it is new.
 
@@ -86,7 +86,7 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
         model_name=name,
         eval_results=measured,
         library_name="peft" if adapter else "transformers",
-        tags=[*TAGS, run["method"], *([] if source not in NAMED else [source])],
+        tags=[*TAGS, run["method"], *([] if source not in NAMED_SOURCES else [source])],
         pipeline_tag="text-generation",
         license="apache-2.0" if ours else None,  # another base keeps its own
         base_model=None if ours or Path(base).exists() else base,
@@ -97,7 +97,7 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
 {"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer {__version__}:
 `{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of
 `{run["config"]["problems"]["source"]}`, seed {run["seed"]}. Kept: {run["kept"]}.
-Held-out test problems: {results(run)}.
+Held-out test problems: {results_text(run)}.
 Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 """
     if (folder / VALUE).is_dir():
@@ -105,7 +105,7 @@ Licence: {"Apache-2.0" if ours else f"that of {named}"}.
     ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")
 
 
-def results(run: Mapping[str, Any]) -> str:
+def results_text(run: Mapping[str, Any]) -> str:
     """Greedy accuracy before and after with 95% intervals, the mean reward where there are no gold
     answers, or that there is none.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
 
 
-def cut(text: str, stops: Sequence[str], start: int = 0) -> tuple[str, str | None]:
+def cut_at_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[str, str | None]:
     """The text before the first stop string in it (looked for from `start` on), and that string."""
     places = [(at, stop) for stop in stops if (at := text.find(stop, start)) >= 0]
     at, stop = min(places, key=lambda place: place[0], default=(len(text), None))
@@ -73,7 +73,7 @@ class TextReader:
     def _add(self, piece: str) -> None:
         start = max(0, len(self.text) - max(map(len, self.stops), default=0) + 1)
         self.pieces.append(piece)
-        self.text, self.stop = cut(self.text + piece, self.stops, start)
+        self.text, self.stop = cut_at_stop(self.text + piece, self.stops, start)
 
     def delta(self, final: bool = False) -> str:
         """What can be shown now and was not before; the rest might yet become a stop string, unless
@@ -91,7 +91,7 @@ class TextReader:
         before, self._shown = self._shown, max(self._shown, end)
         return self.text[before : self._shown]
 
-    def kept(self) -> int:
+    def count_kept(self) -> int:
         """How many tokens the text is made of: those that begin before its end."""
         length, count = 0, 0
         for piece in self.pieces:
@@ -101,7 +101,7 @@ class TextReader:
             count += 1
         return count
 
-    def shown(self) -> int:
+    def count_shown(self) -> int:
         """How many tokens' texts `delta` has returned whole."""
         length, count = 0, 0
         for piece in self.pieces:

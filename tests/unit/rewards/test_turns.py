@@ -1,0 +1,383 @@
+"""Turns in worlds as steps: tokens, masks and rewards of an episode, every way of answering, bad
+worlds, and resumed trees. The students' tokens are scripted.
+"""
+
+import asyncio
+from importlib.resources import files
+from types import SimpleNamespace
+
+import pytest
+from scripted import run
+from tables import CHECKOUT
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from alphazero_llm_trainer.answering.searches import answer_search
+from alphazero_llm_trainer.chat.tool_calls import (
+    FORMS,
+    as_message,
+    read_line,
+    write_calls,
+    write_line,
+)
+from alphazero_llm_trainer.config.load import load_answering
+from alphazero_llm_trainer.engine.protocol import Generated, Limits
+from alphazero_llm_trainer.engine.step_ends import step_ends
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.eval.attempt import MethodContext
+from alphazero_llm_trainer.eval.methods import run_method
+from alphazero_llm_trainer.policy.chat import Chat
+from alphazero_llm_trainer.problems.load import load_tasks, opening
+from alphazero_llm_trainer.problems.registry import hold_source, open_source, refuse_worlds
+from alphazero_llm_trainer.problems.source import Source
+from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
+from alphazero_llm_trainer.problems.worlds import ObjectWorld
+from alphazero_llm_trainer.rewards.turns import Ending, TurnPolicy, steps_for
+from alphazero_llm_trainer.tree.arena import Tree
+from alphazero_llm_trainer.tree.extract import trajectories
+from alphazero_llm_trainer.types import Problem, Said, Task, ToolCall, drawn_mask, ids_of
+
+
+def config_of(source, *more):
+    asked = {"problems": {"source": source}, "search": {"max_tokens": 400}}
+    return load_answering(None, [asked, *more])
+
+
+class Scripted(Chat):
+    """FAKE student: `script(turns so far, number of the draw)` is what it says next. A test tool."""
+
+    def __init__(self, tokenizer, config, script, ends=True):
+        self.tokenizer, self.opening, self.name = tokenizer, opening(config), "scripted"
+        self.spec, self.script, self.ends = SimpleNamespace(thinking=None), script, ends
+        self.engine, self.eos_id = self, tokenizer.eos_token_id
+        self.capabilities = SimpleNamespace(max_context=4000)
+        self.step_ends = step_ends(tokenizer, "line")
+        self.requests, self.draws = [], {}
+
+    async def generate(self, requests):
+        await asyncio.sleep(0)
+        return [[self.sample(request) for _ in range(request.n)] for request in requests]
+
+    def sample(self, request):
+        self.requests.append(request)
+        number = self.draws.get(request.prompt_ids, 0)
+        self.draws[request.prompt_ids] = number + 1
+        text = self.script(self.tokenizer.decode(request.prompt_ids), number)
+        ids = [*self.encode(text), *([self.eos_id] if self.ends and not self.plain else [])]
+        whole = len(ids) <= request.max_new_tokens
+        ids = tuple(ids[: request.max_new_tokens])
+        finish = ("stop" if self.plain else "eos") if whole else "length"
+        return Generated(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), finish)
+
+
+def byte_tokenizer():
+    """A tokenizer of bytes with Qwen's marks and its chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    template = files("trl") / "chat_templates" / "qwen2_5.jinja"
+    tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def solver(task, source, write, wrong=0):
+    """Says the worked solution's turns in order; the first `wrong` draws at each state are a call
+    that gives an error.
+    """
+    turns = [write(turn) for turn in source.turns(task)]
+
+    def script(text, number):
+        if number < wrong:
+            return write(Said("", (ToolCall("calculate", {"expression": "apples"}),)))
+        asked = text.rpartition(task.problem.question)[2]
+        done = sum(turn.strip() in asked for turn in turns[:-1])
+        return turns[done]
+
+    return script
+
+
+def calc(level=2, wrong=0, *more, write=None):
+    """A calc task, its student of a small vocabulary, and the configuration."""
+    config = config_of("calc", *more)
+    source = open_source(config)
+    [task] = load_tasks(source, "test", 1, start=level)
+    script = solver(task, source, write or (lambda said: write_line(said) + "\n"), wrong)
+    return task, Scripted(build_tokenizer(source), config, script), config
+
+
+def test_a_line_is_read_as_a_call():
+    tools = [{"function": {"name": name, "parameters": {"properties": properties}}}
+             for name, properties in (("say", {"text": {"type": "string"}}),
+                                      ("add", {"n": {"type": "integer"}}),
+                                      ("set", {"a": {}, "b": {}}), ("look", {}))]  # fmt: skip
+    for line, name, arguments in (
+        ("say: 3 + 4", "say", {"text": "3 + 4"}),
+        ("add: 3\n", "add", {"n": 3}),
+        ('set: {"a": 1, "b": "x"}', "set", {"a": 1, "b": "x"}),
+        ("look:", "look", {}),
+    ):
+        said = read_line(line, tools)
+        assert (
+            said == Said("", (ToolCall(name, arguments),))
+            and read_line(write_line(said), tools) == said
+        )
+    assert read_line("set: 1", tools).calls[0].error is not None
+    for text in ("say 3", "other: 3", "#### 7", "say"):
+        assert read_line(text, tools) == Said(text)
+    with pytest.raises(ConfigError, match="turns apart"):
+        write_line(Said("First.", (ToolCall("look", {}),)))
+
+
+def test_an_episode_is_a_hand_made_one_token_by_token():
+    task, student, config = calc()
+    source = open_source(config)
+    policy = steps_for(student, config.search, [source])
+    policy.tasks[task.problem.id] = task
+    lines = [write_line(turn) + "\n" for turn in source.turns(task)]
+    results = [step.rpartition(" = ")[2] + "\n" for step in task.solution.split("\n")[:-1]]
+
+    async def play():
+        async with policy.episode(task.problem):
+            [made], cost = await policy.continuations(task.problem, (), 1, 0, Limits(12, 300))
+            return made, cost, policy.ending(task.problem, "".join(s.text for s in made.steps))
+
+    made, cost, ending = run(play)
+    wanted = [text for pair in zip(lines, results, strict=False) for text in pair] + lines[-1:]
+    encoded = [student.encode(text) for text in wanted]
+    assert [*ids_of(made.steps)] == [token for ids in encoded for token in ids]
+    mask = [at % 2 == 0 for at, ids in enumerate(encoded) for _ in ids]
+    assert [*drawn_mask(made.steps)] == mask and made.ended and not made.cut
+    assert [step.text for step in made.steps] == lines
+    assert (cost.sampled_tokens, cost.given_tokens) == (sum(mask), len(mask) - sum(mask))
+    calls = len(results)
+    assert (cost.turns, cost.tool_calls, cost.tool_errors) == (calls + 1, calls, 0)
+    assert ending.reward == 1.0 and (ending.turns, ending.calls) == (calls + 1, calls)
+    # Each turn was drawn after exactly what the tree holds.
+    assert student.requests[-1].prompt_ids == student.chat_ids(
+        [{"role": "user", "content": task.problem.question}]
+    ) + ids_of(made.steps[:-1])
+    assert not policy.stages
+
+
+def test_a_chat_template_renders_what_is_given():
+    """The whole token sequence is what the template writes of the whole chat."""
+    config = config_of("calc")
+    source = open_source(config)
+    [task] = load_tasks(source, "test", 1, start=2)
+    script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
+    student = Scripted(byte_tokenizer(), config, script)
+    policy = steps_for(student, config.search, [source])
+    policy.tasks[task.problem.id] = task
+
+    async def play():
+        async with policy.episode(task.problem):
+            [made], _ = await policy.continuations(task.problem, (), 1, 0, Limits(12, 4000))
+            ending = policy.ending(task.problem, "".join(s.text for s in made.steps))
+            return (
+                made,
+                ending,
+                policy.prompt_ids(task.problem),
+                policy.stages[task.problem.id].tools,
+            )
+
+    made, ending, prompt, tools = run(play)
+    assert made.ended and ending.reward == 1.0
+    assert {token for step in made.steps for token in step.token_ids[: step.drawn][-1:]} == {
+        student.eos_id
+    }
+    messages = [{"role": "system", "content": source.system_prompt},
+                {"role": "user", "content": task.problem.question}]  # fmt: skip
+    for turn, step in zip(source.turns(task), made.steps, strict=True):
+        messages.append(as_message(turn))
+        if turn.calls:
+            content = step.seen.text
+            messages.append({"role": "tool", "content": content, "tool_call_id": f"{0:09}"})
+    text = student.tokenizer.decode([*prompt, *ids_of(made.steps)])
+    whole = student.render(messages, "closed", tools)
+    assert text == whole.rstrip("\n") and "calculate" in text.partition("user")[0]
+
+
+METHODS = [
+    "greedy",
+    "majority",
+    "best-of-n",
+    "adaptive-best-of-n",
+    "step-rejection",
+    "beam",
+    "mcts",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_plays_worlds(method):
+    task, student, config = calc()
+    context = MethodContext(student, Calculator(), config, tasks=[task])
+    made = run(lambda: run_method(method, context, task.problem, 3, 600))
+    assert made.ending.reward == 1.0 and made.ending.turns == made.ending.calls + 1
+    assert made.cost.given_tokens > 0 and made.tokens == made.cost.computed <= 600
+    assert not context.policy.stages
+
+
+@pytest.mark.parametrize(
+    "search", [{"select": name} for name in ("puct", "ucb1", "gumbel", "phs", "best-first")]
+)  # fmt: skip
+def test_an_erroneous_turn_is_drawn_again(search):
+    """Step rejection and a search under the rule answer where each state's first draw is an error;
+    one chain can't.
+    """
+    task, student, config = calc(2, 1, {"search": search})
+    for method, reward in (("greedy", None), ("step-rejection", 1.0), ("mcts", 1.0)):
+        student.draws = {}
+        context = MethodContext(student, Calculator(), config, tasks=[task])
+        made = run(lambda name=method, at=context: run_method(name, at, task.problem, 3, 900))
+        got = None if made.ending is None or made.ending.errors else made.ending.reward
+        assert got == reward and made.cost.tool_errors > 0
+
+
+@pytest.mark.parametrize("select", ["ucb1", "puct", "gumbel"])
+def test_a_plain_search_grows_a_tree_of_turns(select):
+    task, student, config = calc(2, 1, {"search": {"select": select, "simulations": 6}})
+    policy = steps_for(student, config.search, [open_source(config)])
+    search = answer_search(student, config, policy=policy)
+
+    async def play(tree=None):
+        async with policy.episode(task.problem):
+            return await search.run(task.problem, 0, tree)
+
+    result = run(play)
+    tree = result.tree
+    assert any(seen is not None and seen.errors for seen in tree.seen) and result.choice
+    again = Tree.from_dict(tree.to_dict())
+    assert again.to_dict() == tree.to_dict() and tree.to_dict()["format"] == 3
+    assert all(len(one.mask) == len(one.token_ids) for one in trajectories(tree))
+    # A tree of an earlier process goes on: its places are played again.
+    more = run(lambda: play(again))
+    assert len(more.tree.simulations) == 12 and more.cost.sampled_tokens > 0
+
+
+def test_what_does_not_fit_is_cut_and_paid_for():
+    task, student, config = calc(2)
+    policy = steps_for(student, config.search, [open_source(config)])
+
+    async def play(tokens):
+        async with policy.episode(task.problem):
+            [made], cost = await policy.continuations(task.problem, (), 1, 0, Limits(12, tokens))
+            return made, cost
+
+    whole, _ = run(lambda: play(300))
+    length = len(ids_of(whole.steps))
+    for tokens in range(1, length):
+        made, cost = run(lambda tokens=tokens: play(tokens))
+        assert not made.ended and cost.computed <= tokens
+        kept = [step for step in made.steps if step.seen is not None]
+        assert [step.token_ids for step in kept] == [s.token_ids for s in whole.steps[: len(kept)]]
+        assert made.cut == (len(kept) < len(made.steps))
+
+
+class Worlds(Source):
+    """A source of one world of the test's own."""
+
+    name, worlds, gold_free = "worlds", True, True
+    system_prompt = None
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def load(self, split, count, start=0):
+        return [Task(Problem("w/0", "Go.", self.name), "")][start : start + count]
+
+    def world(self, task, tooling):
+        messages = ({"role": "user", "content": task.problem.question},)
+        return ObjectWorld(self.kind(), {}, messages, tooling)
+
+    def vocabulary_texts(self):
+        yield "look: 12345 67890\nGo. error\n"
+
+
+class Fine:
+    def reset(self):
+        self.count = 0
+
+    def look(self) -> str:
+        """Look."""
+        self.count += 1
+        return str(self.count)
+
+    def reward(self):
+        return float(self.count == 1)
+
+
+class Dies(Fine):
+    def reward(self):
+        raise OSError("gone")
+
+
+class Unopened(Fine):
+    def reset(self):
+        raise OSError("nothing here")
+
+
+class Clock(Fine):
+    ticks = 0
+
+    def look(self) -> str:
+        """Look."""
+        Clock.ticks += 1
+        return str(Clock.ticks)
+
+
+def play_own(kind, script):
+    source = Worlds(kind)
+    hold_source(source)
+    config = config_of("worlds")
+    [task] = source.load("test", 1)
+    student = Scripted(build_tokenizer(source), config, script)
+    context = MethodContext(student, None, config, tasks=[task])
+    return run(lambda: run_method("majority", context, task.problem, 0, 60)), context
+
+
+def look_once(text, number):
+    return "Go.\n" if "look" in text else "look:\n"
+
+
+def test_a_bad_world_ends_its_question_alone():
+    made, _ = play_own(Fine, look_once)
+    assert made.ending.reward == 1.0 and made.ending.calls == 1
+    for kind, said in ((Dies, "the world died"), (Unopened, "didn't open")):
+        made, context = play_own(kind, look_once)
+        assert made.response is None and said in made.refusal and not context.policy.stages
+    with pytest.raises(ConfigError, match="tool `look` answers differently"):
+        play_own(Clock, look_once)
+
+
+def test_worlds_refuse_what_cannot_be():
+    _, student, config = calc()
+    with pytest.raises(ConfigError, match="mode is token"):
+        TurnPolicy(student, config.search.with_values(mode="token"), None)
+
+
+def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
+    """The example's boxes, opened one by one."""
+    config = config_of(str(CHECKOUT / "examples" / "own_world.py") + ":World")
+    source = open_source(config)
+    [task] = load_tasks(source, "test", 1)
+
+    def script(text, number):
+        return (
+            "Found.\n"
+            if str(task.row["goal"]) in text.split("\n")[1:]
+            else (f"look: {1 + text.count('look')}\n")
+        )
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    student = Scripted(tokenizer, config, script)
+    context = MethodContext(student, None, config, tasks=[task])
+    made = run(lambda: run_method("greedy", context, task.problem, 0, 400))
+    assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
+    with pytest.raises(ConfigError, match="sample plays none"):
+        refuse_worlds(config, "sample")
