@@ -13,6 +13,9 @@ from ..problems.load import tasks_of
 from ..problems.registry import open_source
 from ..types import Task
 
+# Of a method with critics: they train these alone, which learn what to expect, and replay
+# demonstrations.
+CRITIC_ROUNDS = 2
 PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 FORWARD_BYTES = 2 << 30  # of activations in a CPU's forward, where `train.micro_batch` is null
 

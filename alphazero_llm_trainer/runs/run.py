@@ -29,6 +29,7 @@ from ..learning.prepared import Prepared
 from ..learning.ranks import ONE_RANK, Ranks, check_unpacked, uses_fsdp
 from ..learning.rounds import Rounds
 from ..learning.rows import RowBuilder
+from ..learning.size import CRITIC_ROUNDS
 from ..learning.stats import RoundStats
 from ..learning.train_row import Minibatches, TrainRow
 from ..live import Progress, StoppedError
@@ -182,7 +183,17 @@ class Run:
             f"{self.config.seed}\n"
             f"{planned} in {self.size.planned}, {train.groups} groups, {teachers}, "
             f"{len(self.prepared.demonstrations):,} demonstrations "
-            f"replayed, engine: {describe_engine(self.config)}{self.few_updates()}"
+            f"replayed, engine: {describe_engine(self.config)}{self.few_updates()}{self.few_rounds()}"
+        )
+
+    def few_rounds(self) -> str:
+        """A line where a run ends before its policy learns from what it drew."""
+        if not self.method.critics or self.size.rounds > CRITIC_ROUNDS:
+            return ""
+        enough = CRITIC_ROUNDS * self.size.questions_per_round + 1
+        return (
+            f"\nthe first {CRITIC_ROUNDS} rounds train {self.method.name}'s critic alone, and this run "
+            f"has no more: the policy learns from its draws with --num-examples {enough:,} or more"
         )
 
     def few_updates(self) -> str:

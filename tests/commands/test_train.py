@@ -378,6 +378,19 @@ def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, en
 
 
 @pytest.mark.parametrize(
+    "method, rounds, told", [("ppo", 2, True), ("ppo", 3, False), ("grpo", 2, False)]
+)
+def test_a_run_that_trains_a_critic_alone_says_so(method, rounds, told):
+    config = load_training(overrides=[f"train.method={method}", "student=embedded"])
+    config = config.with_values(
+        problems={"source": "embedded"},
+        train={"num_examples": 20 * rounds, "questions_per_round": 20, "save_every": 20},
+    )
+    said = Run(prepare(config)).few_rounds()
+    assert bool(said) is told and ("--num-examples 41 " in said) is told
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         "--use-grpo --set train.credit=step --set train.groups=tree",

@@ -13,6 +13,7 @@ from ...mcts.seeds import derive_seed
 from ...tree.graded import GradedTree
 from ..credit import gae
 from ..rows import SampledRows
+from ..size import CRITIC_ROUNDS
 from ..stats import RoundStats
 from ..train_row import TrainRow
 from .base import Method
@@ -49,10 +50,6 @@ class RewardedRows(SampledRows):
                     self.row(tree, response, 0.0, self.collector.reward(response))
                 ] * response.samples
         return rows
-
-
-# Rounds in which the critic learns what to expect: they train it alone, and replay demonstrations.
-CRITIC_ROUNDS = 2
 
 
 class Ppo(Grpo):
