@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..config.load import Config, user_layers
 from ..files import Folder, flatten_keys
-from ..learning.methods.by_name import METHODS
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -24,18 +22,6 @@ from .base import (
     run_command,
     tell_loading,
 )
-
-
-def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
-    """--use-grpo and the like."""
-    method = groups.get("method", parser).add_mutually_exclusive_group()
-    for each in METHODS.values():
-        if each.about is not None:
-            method.add_argument(
-                each.flag, action="store_const", const=each.name, dest="method", help=each.about
-            )
-    parser.set_defaults(method=None)
-    parser.keys["method"] = "train.method"
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -110,6 +96,6 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """`train_vllm.py`, and `vf-eval alphazero-llm-trainer -s -- ...`."""
     about = read_flags()["about"]["train"]
     parser = Parser(prog="train_vllm.py", description=about["description"], epilog=about["epilog"])
-    add_method(parser, add_flags(parser, "train"))
+    add_flags(parser, "train")
     parser.set_defaults(run=run_train)
     return run_command(parser, argv)
