@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # `--help` needs neither pydantic nor rich
     from ..live import Progress
 
 EXIT_STOPPED = 130
+SAVED = (".csv", ".pdf", ".svg", ".png")  # a table, or a chart
 
 
 # -- the parser ------------------------------------------------------------------------------------
@@ -247,7 +248,9 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without a dot plot's letters shows question marks.
         sys.stdout.reconfigure(errors="replace")
+    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
+    args.words = [*argv]
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quiet_makers(args)
     try:
@@ -323,6 +326,15 @@ def check_critics(args: argparse.Namespace) -> None:
         folder = getattr(args, name, None)
         if folder is not None:
             check_critic(folder, name, f"--{name} {folder}")
+
+
+def check_saves(args: argparse.Namespace) -> None:
+    """Raise ConfigError where --out or a file of --save can't be written."""
+    check_out(args.out)
+    for file in args.save:
+        if file.suffix not in SAVED:
+            raise ConfigError(f"--save {file} has another ending than {', '.join(SAVED)}")
+        check_out(file, file=True, flag="--save")
 
 
 def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> None:
