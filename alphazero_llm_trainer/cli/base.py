@@ -102,6 +102,10 @@ class Parser(argparse.ArgumentParser):
             )
             raise argparse.ArgumentError(action, f"there is no {value!r}: {meant}")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # of a help
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         end = " " if message.endswith("?") else ": "
         sys.stderr.write(f"error: {message}{end}see {self.prog} --help\n")
@@ -249,14 +253,16 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         # A terminal without a dot plot's letters shows question marks.
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    args.words = [*argv]
-    args.quiet, args.verbose = "quiet" in args, "verbose" in args
-    quiet_makers(args)
     try:
+        args = parser.parse_args(argv)
+        args.words = [*argv]
+        args.quiet, args.verbose = "quiet" in args, "verbose" in args
+        quiet_makers(args)
         refuse_conflicts((), f"command {getattr(args, 'command', None)}", args=args)
         with printing_json() if getattr(args, "json", False) else nullcontext():
-            return args.run(args)
+            code = args.run(args)
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return EXIT_STOPPED

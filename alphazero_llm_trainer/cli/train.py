@@ -72,7 +72,11 @@ def run_seeds(args: argparse.Namespace, seeds: list[int], out: Path) -> int:
     """Train with each seed in a folder of its own below `out`, and compare them."""
     from ..runs.seeds import train_seeds
 
-    words = [word for word in args.words if word not in ("train", "--resume")]
+    if args.dry_run or args.resume not in (None, True):
+        raise ConfigError("--dry-run and --resume RUN are of one run: leave out --seeds")
+    words = [word for word in args.words if word != "--resume"]
+    if getattr(args, "command", None) is not None:
+        words.remove("train")
     if args.resume is None and (had := numbered_folders(out, "seed")):
         raise ConfigError(
             f"{had[0]} is there already: add --resume to go on, or name another --out"
