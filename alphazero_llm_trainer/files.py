@@ -111,6 +111,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 # -- folders ---------------------------------------------------------------------------------------
 
 
+CARDS = ("run.json", "results.json", "critic.json", "manifest.json")  # of commands' folders
+
+
 class Folder:
     """A command's output folder. `lock` keeps other processes out until `release`, or until this
     one dies.

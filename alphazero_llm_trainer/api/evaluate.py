@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from ..eval.names import METHOD_NAMES
 from ..eval.results import EvalFolder
 from ..live import Progress, Stop, StoppedError
 from ..problems.source import Source
-from ..report.eval_page import evaluation_text, warn_missing
+from ..report.eval_page import EvaluationTable, evaluation_text, warn_missing
 from ..report.folder_page import write_report
 from ..report.html import frame_page
 from .settings import (
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(EvaluationTable):
     """The results of an evaluation. `facts` is results.json, which stands in `folder`."""
 
-    facts: Mapping[str, Any]
     folder: Path
 
     @property
@@ -46,14 +45,9 @@ class Table:
         """
         return list(self.facts["rows"])
 
-    def plot(self) -> str:
-        """The charts of accuracy as one HTML page, report.html; a notebook shows it where a cell
-        ends in a table.
-        """
-        return (self.folder / "report.html").read_text(encoding="utf-8")
-
     def _repr_html_(self) -> str:
-        return frame_page(self.plot())
+        """report.html, in a notebook."""
+        return frame_page((self.folder / "report.html").read_text(encoding="utf-8"))
 
     def __repr__(self) -> str:
         short = warn_missing(self.facts)

@@ -17,11 +17,10 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from ..config.load import Config, load_answering, load_config, nest_key
 from ..config.refusals import refuse_conflicts
 from ..config.shipped import key_comments, parse_yaml, read_yaml, shipped_path
 from ..errors import (
@@ -34,10 +33,13 @@ from ..errors import (
     suggest_nearest,
 )
 from ..files import flatten_keys, storage_failure
-from ..live import Progress
-from ..policy.folders import check_critic, check_weights, with_model
+
+if TYPE_CHECKING:  # `--help` needs neither pydantic nor rich
+    from ..config.load import Config
+    from ..live import Progress
 
 EXIT_STOPPED = 130
+SAVED = (".csv", ".pdf", ".svg", ".png")  # a table, or a chart
 
 
 # -- the parser ------------------------------------------------------------------------------------
@@ -100,6 +102,10 @@ class Parser(argparse.ArgumentParser):
             )
             raise argparse.ArgumentError(action, f"there is no {value!r}: {meant}")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # of a help
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         end = " " if message.endswith("?") else ": "
         sys.stderr.write(f"error: {message}{end}see {self.prog} --help\n")
@@ -118,15 +124,15 @@ def read_flags() -> Any:
     return parse_yaml((Path(__file__).parent / "flags.yaml").read_text(encoding="utf-8"))
 
 
-def add_flags(parser: Parser, command: str) -> dict[str, Any]:
-    """Add the flags that flags.yaml has of a command; the groups of its help, by their titles."""
-    table, groups = read_flags(), dict[str, Any]()
+def add_flags(parser: Parser, command: str) -> None:
+    """Add the flags that flags.yaml has of a command. Of those under `method` one can be given."""
+    table = read_flags()
     for title, flags in table["commands"][command].items():
         group = parser if title == "options" else parser.add_argument_group(title)
-        groups[title] = group
+        if title == "method":
+            group = group.add_mutually_exclusive_group()
         for names, own in flags.items():
             add_flag(parser, group, names, {**table["flags"].get(names, {}), **(own or {})})
-    return groups
 
 
 def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) -> None:
@@ -152,6 +158,8 @@ def add_flag(parser: Parser, group: Any, names: str, options: dict[str, Any]) ->
 
 def load_guided(args: argparse.Namespace) -> Callable[..., Config]:
     """`load_answering` for a command with --verifier, under which none a value guides searches."""
+    from ..config.load import load_answering
+
     return partial(load_answering, guided=args.value is not None and args.verifier == "none")
 
 
@@ -191,6 +199,8 @@ def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
 
 def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The nested configuration that each of the command's own flags sets."""
+    from ..config.load import nest_key
+
     values = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
     return [
         nest_key(key, str(value) if isinstance(value, Path) else value)
@@ -202,7 +212,7 @@ def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
 def resolve_config(
     args: argparse.Namespace,
     extra: dict[str, Any] | None = None,
-    load: Callable[..., Config] = load_config,
+    load: Callable[..., Config] | None = None,
     recipe: str | None = None,
 ) -> Config:
     """The configuration of parsed arguments, as `load` reads it, over a shipped `recipe`; flags win
@@ -210,6 +220,9 @@ def resolve_config(
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
+    from ..config.load import load_config
+
+    load = load or load_config
     overrides = [*args.overrides, *flag_layers(args), extra or {}]
     if getattr(args, "base_url", None) is not None:
         if args.model is None:
@@ -220,6 +233,8 @@ def resolve_config(
     )
     if "path_key" not in args or args.model is None:
         return read(overrides)
+    from ..policy.folders import with_model
+
     config, args.path = with_model(args.model, overrides, read, args.path_key)
     return config
 
@@ -237,13 +252,17 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without a dot plot's letters shows question marks.
         sys.stdout.reconfigure(errors="replace")
-    args = parser.parse_args(argv)
-    args.quiet, args.verbose = "quiet" in args, "verbose" in args
-    quiet_makers(args)
+    argv = sys.argv[1:] if argv is None else argv
     try:
+        args = parser.parse_args(argv)
+        args.words = [*argv]
+        args.quiet, args.verbose = "quiet" in args, "verbose" in args
+        quiet_makers(args)
         refuse_conflicts((), f"command {getattr(args, 'command', None)}", args=args)
         with printing_json() if getattr(args, "json", False) else nullcontext():
-            return args.run(args)
+            code = args.run(args)
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return EXIT_STOPPED
@@ -291,6 +310,8 @@ def tell_loading(
     """Say what is loaded, the student of `config` too, before seconds without a word; nothing where
     JSON is asked for. See `Progress.load`, and `check_weights` for what it raises.
     """
+    from ..policy.folders import check_weights
+
     student = "" if config is None else f" and {check_weights(config, args.path)}"
     if not getattr(args, "json", False) and getattr(args, "base_url", None) is None:
         progress.load(f"PyTorch{student}", "torch")
@@ -305,10 +326,21 @@ def check_least(least: int, /, **numbers: int | None) -> None:
 
 def check_critics(args: argparse.Namespace) -> None:
     """Raise ConfigError where --value or --prm names no folder (nor a PRM's hub id)."""
+    from ..policy.folders import check_critic
+
     for name in ("value", "prm"):
         folder = getattr(args, name, None)
         if folder is not None:
             check_critic(folder, name, f"--{name} {folder}")
+
+
+def check_saves(args: argparse.Namespace) -> None:
+    """Raise ConfigError where --out or a file of --save can't be written."""
+    check_out(args.out)
+    for file in args.save:
+        if file.suffix not in SAVED:
+            raise ConfigError(f"--save {file} has another ending than {', '.join(SAVED)}")
+        check_out(file, file=True, flag="--save")
 
 
 def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from .base import check_out, print_json
+from .base import check_saves, print_json
 
 
 def run_compare(args: argparse.Namespace) -> int:
     """Print the gain and the runs; write the page where it is asked for."""
-    check_out(args.out)
+    check_saves(args)
     from ..api.compare import compare
 
     result = compare(args.first, args.against, args.out)
+    result.save(*args.save)
     if args.json:
         print_json(result.facts)
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from ..config.load import Config
@@ -13,18 +12,12 @@ from ..files import command_line
 from ..live import Progress, Stop, StoppedError
 from .base import (
     EXIT_STOPPED,
-    Parser,
     check_least,
     load_guided,
     print_json,
     resolve_config,
     tell_loading,
 )
-
-
-def add_methods(parser: Parser, groups: Mapping[str, Any]) -> None:
-    """All methods, where none is named."""
-    parser.set_defaults(methods=list(METHOD_NAMES))
 
 
 def run_eval(args: argparse.Namespace) -> int:

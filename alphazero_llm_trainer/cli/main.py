@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
 
 from .. import __version__
-from ..runs.export import ROLLOUTS
-from ..viewer.page import MOST_ROWS
+from ..eval.names import METHOD_NAMES
 from .base import Parser, add_flags, read_flags, run_command
-from .compare import run_compare
-from .critics import run_critic
-from .eval import add_methods, run_eval
-from .export import run_export
-from .fetch import run_fetch
-from .info import run_info
-from .merge import run_merge
-from .report import run_report
-from .sample import sample_questions
-from .search import run_search
-from .serve import KEY_VARIABLE, run_serve
-from .sft import run_sft
-from .train import add_method, run_train
-from .view import run_view
 
 PROGRAM = "alphazero-llm-trainer"
+# What runs a command, as FILE.FUNCTION of this folder: it is imported once the command is known.
 COMMANDS = {
-    "info": run_info,
-    "search": run_search,
-    "train": run_train,
-    "sft": run_sft,
-    "value": run_critic,
-    "prm": run_critic,
-    "eval": run_eval,
-    "compare": run_compare,
-    "view": run_view,
-    "report": run_report,
-    "sample": sample_questions,
-    "export": run_export,
-    "fetch": run_fetch,
-    "serve": run_serve,
-    "merge": run_merge,
+    "info": "info.run_info",
+    "search": "search.run_search",
+    "train": "train.run_train",
+    "sft": "sft.run_sft",
+    "value": "critics.run_critic",
+    "prm": "critics.run_critic",
+    "eval": "eval.run_eval",
+    "compare": "compare.run_compare",
+    "view": "view.run_view",
+    "report": "report.run_report",
+    "sample": "sample.sample_questions",
+    "export": "export.run_export",
+    "fetch": "fetch.run_fetch",
+    "serve": "serve.run_serve",
+    "merge": "merge.run_merge",
 }
-# What is in a command's parser beside its flags, and what its words name.
-MORE = {"info": add_method, "train": add_method, "eval": add_methods}
-HELP_WORDS = {"ROLLOUTS": ROLLOUTS, "KEY_VARIABLE": KEY_VARIABLE, "MOST_ROWS": MOST_ROWS}
+DEFAULTS: dict[str, dict[str, Any]] = {"eval": {"methods": [*METHOD_NAMES]}}
 EPILOG = f"""\
 {PROGRAM} COMMAND --help lists a command's options. The first line to try: {PROGRAM} search"""
+
+
+def import_and_run(place: str, args: argparse.Namespace) -> int:
+    """Run the command whose function is at `place`; its exit code."""
+    file, _, name = place.partition(".")
+    return getattr(import_module(f"{__package__}.{file}"), name)(args)
 
 
 def build_parser() -> Parser:
@@ -60,14 +54,9 @@ def build_parser() -> Parser:
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )
     for name, run in COMMANDS.items():
-        about = read_flags()["about"][name]
-        command = commands.add_parser(
-            name, **{key: text.format(**HELP_WORDS) for key, text in about.items()}
-        )
-        command.set_defaults(run=run)
-        groups = add_flags(command, name)
-        if name in MORE:
-            MORE[name](command, groups)
+        command = commands.add_parser(name, **read_flags()["about"][name])
+        add_flags(command, name)
+        command.set_defaults(run=partial(import_and_run, run), **DEFAULTS.get(name, {}))
     return parser
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..config.load import Config, user_layers
-from ..files import Folder, flatten_keys
-from ..learning.methods.by_name import METHODS
+from ..errors import ConfigError
+from ..files import Folder, flatten_keys, numbered_folders
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
     Parser,
     add_flags,
+    check_least,
     check_out,
     flag_layers,
     print_facts,
@@ -26,23 +26,15 @@ from .base import (
 )
 
 
-def add_method(parser: Parser, groups: Mapping[str, Any]) -> None:
-    """--use-grpo and the like."""
-    method = groups.get("method", parser).add_mutually_exclusive_group()
-    for each in METHODS.values():
-        if each.about is not None:
-            method.add_argument(
-                each.flag, action="store_const", const=each.name, dest="method", help=each.about
-            )
-    parser.set_defaults(method=None)
-    parser.keys["method"] = "train.method"
-
-
 def run_train(args: argparse.Namespace) -> int:
     from ..runs.start import load_run
 
     config = resolve_config(args, load=load_run)
-    check_out(Path(config.train.checkpoint_dir), flag="--out")
+    out = Path(config.train.checkpoint_dir)
+    check_out(out, flag="--out")
+    check_least(1, seeds=args.seeds)
+    if args.seeds > 1:
+        return run_seeds(args, [config.seed + number for number in range(args.seeds)], out)
     from ..api.train import resume_run, run_training
     from ..learning.size import rank_and_size
 
@@ -73,6 +65,34 @@ def run_train(args: argparse.Namespace) -> int:
     print(f"{done}\nstudent, metrics and report.html are in {done.folder}")
     if done.card.get("uploaded") is not None:
         print(f"uploaded to {done.card['uploaded']}")
+    return 0
+
+
+def run_seeds(args: argparse.Namespace, seeds: list[int], out: Path) -> int:
+    """Train with each seed in a folder of its own below `out`, and compare them."""
+    from ..runs.seeds import train_seeds
+
+    if args.dry_run or args.resume not in (None, True):
+        raise ConfigError("--dry-run and --resume RUN are of one run: leave out --seeds")
+    words = [word for word in args.words if word != "--resume"]
+    if getattr(args, "command", None) is not None:
+        words.remove("train")
+    if args.resume is None and (had := numbered_folders(out, "seed")):
+        raise ConfigError(
+            f"{had[0]} is there already: add --resume to go on, or name another --out"
+        )
+    with Progress(args.quiet) as progress, Stop(progress) as stop:
+        if not train_seeds(words, seeds, out, progress, stop):
+            progress.say("stopped; go on with the same command and --resume")
+            return EXIT_STOPPED
+    from ..report.runs import RunTable, read_runs
+
+    table = RunTable(read_runs([out], finished=False))
+    table.write(out)
+    if args.json:
+        print_json(table.records)
+        return 0
+    print(f"{table}\nreport.html is in {out}, each run in its seed's folder there")
     return 0
 
 
@@ -110,6 +130,6 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """`train_vllm.py`, and `vf-eval alphazero-llm-trainer -s -- ...`."""
     about = read_flags()["about"]["train"]
     parser = Parser(prog="train_vllm.py", description=about["description"], epilog=about["epilog"])
-    add_method(parser, add_flags(parser, "train"))
+    add_flags(parser, "train")
     parser.set_defaults(run=run_train)
     return run_command(parser, argv)

@@ -338,7 +338,7 @@ class SearchConfig(Section):
     # lambda of Q = (1 - lambda)*Q_value + lambda*Q_rollout; null: as fitted with the value
     # network
     rollout_weight: Annotated[Share | None, Read(SEARCHES, "search.rollout!=none")] = None
-    # folder of a value network
+    # folder of a value network, or file.py:NAME of your own
     value: Annotated[str | None, BY_OWN_SEARCHES] = None
     # of a value or reward a step further from it; below 1, shorter solutions win; 1 under a
     # value that says its own: that one

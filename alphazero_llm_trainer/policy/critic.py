@@ -17,21 +17,23 @@ belongs to one student.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file
 
 from ..config.load import Config
+from ..config.objects import own_object
 from ..engine.device import text_config
-from ..engine.protocol import UNJUDGED, Engine, Judgement, Verifier
-from ..errors import CheckpointError, EngineError
+from ..engine.protocol import UNJUDGED, Engine, EngineStats, Judgement, Verifier
+from ..errors import CheckpointError, ConfigError, EngineError
 from ..files import read_object
 from ..types import Problem, Step
 from .adapters import AdapterView, load_adapter, model_fingerprint
+from .folders import is_own
 from .public_prm import load_public
 from .student import Student, check_kind, engine_over
 from .weights import load_weights
@@ -113,13 +115,36 @@ class CriticVerifier:
 
 def load_value(folder: Path, student: Student, config: Config) -> Critic:
     """The value network of a folder that `value` wrote, for searches with `student`
-    (`config.engine` sizes its engine).
+    (`config.engine` sizes its engine), or the user's own, `file.py:NAME`: a function of the student
+    that gives a function from states (their token ids, prompt included) to a p in [0, 1] of each.
 
     Raises:
+        ConfigError: the user's own can't be loaded.
         CheckpointError: the folder isn't finished, a file of it changed, or it doesn't belong to
             this student.
     """
+    if is_own(folder):
+        make = own_object(str(folder), "search.value")
+        return Critic(cast(Any, OwnNetwork(make(student), str(folder))), 0.0, {})
     return load_critic(folder, student, config, "value")
+
+
+class OwnNetwork:
+    """What a critic asks of an engine, answered by a function of the user's own."""
+
+    def __init__(self, function: Callable[..., Any], address: str) -> None:
+        self.function, self.address, self.stats = function, address, EngineStats()
+
+    async def values(self, states: Sequence[tuple[int, ...]]) -> list[float]:
+        """p of each state. Raises ConfigError where the function gives anything else."""
+        values = [float(value) for value in self.function(states)]
+        if len(values) != len(states) or not all(0 <= value <= 1 for value in values):
+            raise ConfigError(
+                f"search.value {self.address} gives {values[:3]} for {len(states)} states: give a "
+                "number in [0, 1] for each"
+            )
+        self.stats.computed_tokens += sum(map(len, states))
+        return values
 
 
 def load_prm(folder: Path, student: Student, config: Config) -> Verifier:

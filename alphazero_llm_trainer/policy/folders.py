@@ -13,7 +13,7 @@ from typing import Any
 from ..config.cache import cache_folder
 from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, SMALL, Config, nest_key, resolve_name
-from ..config.objects import at_home
+from ..config.objects import at_home, own_object
 from ..config.sections import SELECTOR_NAMES, SearchConfig, StudentModel
 from ..engine.device import multiplies_fast
 from ..errors import CheckpointError, ConfigError, first_line, suggest_nearest
@@ -288,14 +288,23 @@ def past_gate(repository: str) -> bool:
     return cached_config(repository) is not None or get_token() is not None
 
 
+def is_own(value: Path) -> bool:
+    """Whether a value is the user's own code, `file.py:NAME`, and no folder."""
+    return ".py:" in value.name
+
+
 def check_critic(folder: Path, kind: str, what: str) -> None:
     """Raise ConfigError where a critic that the user called `what` is neither a folder nor a public
     PRM that can be had.
     """
     if folder.is_dir():
         return
+    if kind == "value" and is_own(folder):
+        own_object(str(folder), what)
+        return
+    own = ", or file.py:NAME of your own" if kind == "value" else ""
     if kind != "prm" or not HUB_ID.fullmatch(str(folder)):
-        raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote")
+        raise ConfigError(f"{what} is no folder: name one that the command {kind} wrote{own}")
     if cached_config(str(folder)) is None:
         ask_hub_or_cache()
         why = offline_because()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from ..errors import ConfigError
 from ..eval.metrics import Interval
 
 BLUE, ORANGE, PURPLE, GREY = "#0072B2", "#D55E00", "#8B5CF6", "#808890"
@@ -36,13 +38,36 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 Points = Sequence[tuple[float, Interval]]
 
 
-def draw_chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup:
+class Chart(Markup):
+    """A chart as an SVG element, and its `figure` of matplotlib, where there was something to
+    draw.
+    """
+
+    figure: Any = None
+
+
+def save_chart(chart: Chart, file: Path) -> None:
+    """Write a chart as the kind of file that its name says. Raises ConfigError where there is
+    none.
+    """
+    if chart.figure is None:
+        raise ConfigError(
+            f"--save {file} has no chart to write: it takes matplotlib, and runs with a "
+            "train.validation_size"
+        )
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        chart.figure.savefig(file, metadata=NO_METADATA if file.suffix == ".svg" else None)
+
+
+def draw_chart(title: str, height: float, draw: Callable[[Any], None]) -> Chart:
     """A `<figure>` with what `draw` puts on the axes."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        return Markup("<p>{}: pip install matplotlib, and make the report again</p>").format(title)
+        return Chart("<p>{}: pip install matplotlib, and make the report again</p>").format(title)
 
     text = StringIO()
     with mpl.rc_context(STYLE):
@@ -53,8 +78,10 @@ def draw_chart(title: str, height: float, draw: Callable[[Any], None]) -> Markup
         axes.locator_params(axis="x", nbins=5)
         figure.savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
     elements = text.getvalue().partition("<svg ")[2]
-    named = Markup('<figure><svg role="img" aria-label="{}" {}</figure>')
-    return named.format(title, Markup(elements))  # noqa: S704
+    named = Chart('<figure><svg role="img" aria-label="{}" {}</figure>')
+    chart = named.format(title, Markup(elements))  # noqa: S704
+    chart.figure = figure
+    return chart
 
 
 def exact_interval(value: float) -> Interval:
@@ -69,7 +96,7 @@ def error_bars(intervals: Sequence[Interval]) -> list[list[float]]:
 
 def line_chart(
     title: str, series: Mapping[str, Points], x_label: str, include: Sequence[float] = ()
-) -> Markup:
+) -> Chart:
     """Named lines of (x, y), numbers alone; empty without a point. The y axis takes in the numbers
     `include`.
     """
@@ -99,7 +126,7 @@ def line_chart(
         if len(shown) > 1:
             axes.legend(frameon=False)
 
-    return draw_chart(title, HEIGHT, draw) if shown else Markup()
+    return draw_chart(title, HEIGHT, draw) if shown else Chart()
 
 
 def row_chart(
@@ -108,7 +135,7 @@ def row_chart(
     label: str,
     reference: float | None = None,
     grey: str = "",
-) -> Markup:
+) -> Chart:
     """Values with their intervals, one below the other; a line at `reference`; `label` names the
     axis.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
@@ -14,8 +15,9 @@ from ..eval.methods import TOO_LONG
 from ..eval.metrics import Interval
 from ..eval.results import KS, UNGRADED
 from ..tree.extract import BUDGET, SILENT, THOUGHT_SPENT, shortfall
-from .charts import row_chart
+from .charts import Chart, row_chart
 from .html import render_template
+from .tabled import Tabled
 from .text_table import align_columns, table_of
 
 Results = Mapping[str, Any]
@@ -213,12 +215,43 @@ def warn_missing(results: Results) -> str | None:
     return shortfall(ends, results["config"]["search"], budget, "answers")
 
 
-def budget_chart(budget: int, rows: list[Results]) -> Markup:
+def budget_chart(budget: int, rows: list[Results]) -> Chart:
     """The methods of a budget in order."""
     kept = [row for row in rows if not row.get("cut")]
     values = {row["method"]: Interval(*row[row_measure(row)]) for row in kept or rows}
     title = f"At most {budget:,} tokens a problem"
     return row_chart(title, values, f"{row_measure(rows[0])} [95%]", grey="greedy")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTable(Tabled):
+    """An evaluation's rows with numbers as numbers, and all of them in one chart."""
+
+    facts: Results
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One a source, budget and method; an interval's ends are columns of their own."""
+        records = []
+        for row in self.facts["rows"]:
+            record = {name: value for name, value in row.items() if not isinstance(value, dict)}
+            for name in ("accuracy", "reward"):
+                if name in record:
+                    ends = zip(("", "_low", "_high"), record.pop(name), strict=True)
+                    record |= {f"{name}{end}": value for end, value in ends}
+            records.append(record)
+        return records
+
+    @property
+    def chart(self) -> Chart:
+        """Every row's accuracy, or the mean of the user's own reward."""
+        values = {
+            f"{row['method']}, {row['benchmark']} at {row['budget']:,}": Interval(
+                *row[row_measure(row)]
+            )
+            for row in self.facts["rows"]
+        }
+        return row_chart("Methods at equal tokens", values, "[95%]")
 
 
 def evaluation_page(results: Results) -> Markup:

@@ -18,11 +18,11 @@ from .html import write_page
 from .training import training_page
 from .trees import TreeReader, load_json, records_of, title_of
 
-RUN, METRICS = "run.json", "metrics.jsonl"
+RUN, RESULTS, METRICS = "run.json", "results.json", "metrics.jsonl"
 # What a folder's file says about it, and what a page says of that and the folder's metrics.
 PAGE_PARTS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Markup]] = {
     RUN: training_page,
-    "results.json": lambda card, metrics: evaluation_page(card),
+    RESULTS: lambda card, metrics: evaluation_page(card),
     "critic.json": critic_page,
 }
 

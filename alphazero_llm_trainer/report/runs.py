@@ -4,18 +4,20 @@ another over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
-from ..files import flatten_keys, near_folder, read_lines
-from .charts import Points, line_chart, show_number
+from ..files import flatten_keys, near_folder, numbered_folders, read_lines
+from .charts import Chart, line_chart, show_number
 from .folder_page import METRICS, RUN
 from .html import render_template, write_page
+from .tabled import Tabled
 from .text_table import align_columns, table_of
 from .training import GAINS, UNIT, WHEN, X, run_measures, validation_points
 from .trees import load_json
@@ -23,6 +25,7 @@ from .trees import load_json
 # Of a run's configuration, what decides none of its figures.
 ASIDE = ("checkpoint_dir", "log_interval", "keep_checkpoints", "track", "push_to_hub")
 ELSEWHERE = {"seed", *(f"train.{name}" for name in ASIDE)}
+LEGEND = 40  # letters of a setting in a chart
 LEVEL = 0.1  # share by which two settings' tokens may differ without a word
 
 
@@ -67,24 +70,38 @@ class FinishedRun:
     def tokens(self) -> int:
         return self.card["search_cost"]["sampled_tokens"]
 
-    def row(self, setting: str) -> dict[str, str]:
-        """The run's row in a table."""
+    def record(self, setting: str) -> dict[str, Any]:
+        """The run's row in a table, with its numbers."""
         kind = run_measures(self.card)[0]
-        row = {"setting": setting, "run": str(self.folder), "seed": str(self.card["seed"])}
+        record = {"setting": setting, "run": str(self.folder), "seed": self.card["seed"]}
         for when in WHEN:
             result = (self.card.get(when) or {}).get(kind)
             if result is not None:
-                row[when] = f"{result['value']:.3f}"
-        gain = self.card.get(GAINS[kind])
-        if gain is not None:
-            row["gain [95%]"] = f"{Interval(**gain):+}"
+                record[when] = result["value"]
+        if (gain := self.card.get(GAINS[kind])) is not None:
+            record |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
         if "search_cost" in self.card:
-            row["tokens"] = show_number(self.tokens)
-        return row
+            record["tokens"] = self.tokens
+        return record
+
+
+def show_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Records of runs as people read them."""
+    rows = []
+    for record in records:
+        row = {name: str(record[name]) for name in ("setting", "run", "seed")}
+        row |= {when: f"{record[when]:.3f}" for when in WHEN if when in record}
+        if "gain" in record:
+            gain = Interval(*(record[name] for name in ("gain", "gain_low", "gain_high")))
+            row["gain [95%]"] = f"{gain:+}"
+        if "tokens" in record:
+            row["tokens"] = show_number(record["tokens"])
+        rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Tabled):
     """Two settings over seeds. `gain` is what the second one's held-out results are above the
     first one's, with its 95% interval over problems and seeds; `names` say in what they differ.
     """
@@ -137,18 +154,72 @@ class Comparison:
         return "\n".join(lines)
 
     @property
-    def rows(self) -> list[dict[str, str]]:
-        first, second = self.settings
-        return [run.row("A") for run in first] + [run.row("B") for run in second]
+    def records(self) -> list[dict[str, Any]]:
+        """One a run; `setting` is A or B."""
+        return [
+            run.record(name) for name, runs in zip("AB", self.settings, strict=True) for run in runs
+        ]
+
+    @property
+    def chart(self) -> Chart:
+        """Both settings' mean validation curves."""
+        curves = {
+            f"{name}: {setting}"[:LEGEND]: mean_curve(runs)
+            for name, setting, runs in zip("AB", self.names, self.settings, strict=True)
+        }
+        return line_chart("Validation", curves, X, UNIT)
 
     def __repr__(self) -> str:
-        return f"{self.sentence}\n{align_columns(table_of(self.rows), left=3)}"
+        table = table_of(show_records(self.records))
+        return f"{self.sentence}\n{align_columns(table, left=3)}"
 
     def write(self, out: Path) -> Path:
         """Write `report.html` into `out`."""
-        curves = {"A": mean_curve(self.settings[0]), "B": mean_curve(self.settings[1])}
         bars = "Means over the seeds; a bar goes from the lowest seed to the highest."
-        return write_curves(out, "B over A", curves, bars, self.rows, self)
+        return write_curves(out, "B over A", self, bars, self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable(Tabled):
+    """Several runs beside each other. `gain` is that of training, over problems and seeds, where
+    the runs are one setting's seeds.
+    """
+
+    runs: list[FinishedRun]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One a run; `setting` has what differs between them."""
+        names = differing_keys(self.runs)
+        return [
+            run.record(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3]))
+            for run in self.runs
+        ]
+
+    @property
+    def chart(self) -> Chart:
+        """Each run's validation curve."""
+        curves = {str(run.folder): validation_points(run.card, run.metrics) for run in self.runs}
+        return line_chart("Validation", curves, X, UNIT)
+
+    @property
+    def gain(self) -> Interval | None:
+        kind = "rewards" if run_measures(self.runs[0].card)[0] == "reward" else "correct"
+        both = [[run.card[when].get(kind) for run in self.runs] for when in WHEN]
+        if differing_keys(self.runs) or any(row is None or None in row for row in chain(*both)):
+            return None
+        before, after = both
+        return bootstrap_over_seeds(after, before, groups=self.runs[0].card["after"]["groups"])
+
+    def __repr__(self) -> str:
+        table = align_columns(table_of(show_records(self.records)), left=3)
+        gain = None if len(self.runs) < 2 else self.gain
+        said = "" if gain is None else f"\ngain over {len(self.runs)} seeds: {gain:+}"
+        return f"{table}{said}"
+
+    def write(self, out: Path) -> Path:
+        """Write `report.html` into `out`."""
+        return write_curves(out, f"{len(self.runs)} runs", self, "Bars are 95% intervals.")
 
 
 def mean_curve(runs: Sequence[FinishedRun]) -> list[tuple[float, Interval]]:
@@ -169,9 +240,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     Raises DataError where they are not over the same held-out problems, a setting isn't one, or a
     run is there twice.
     """
-    sides = [
-        [FinishedRun.read(folder, finished=True) for folder in side] for side in (first, second)
-    ]
+    sides = [read_runs(side, finished=True) for side in (first, second)]
     runs = [*sides[0], *sides[1]]
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise DataError("a run is named twice: it would count as two seeds; name it once")
@@ -213,31 +282,27 @@ def differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
 
 
-def write_runs(folders: Sequence[Path], out: Path) -> Path:
-    """Write `report.html` into `out`: a table of several runs, and their curves in one chart."""
-    runs = [FinishedRun.read(folder, finished=False) for folder in folders]
-    curves = {str(run.folder): validation_points(run.card, run.metrics) for run in runs}
-    names = differing_keys(runs)
-    rows = [
-        run.row(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3])) for run in runs
-    ]
-    return write_curves(out, f"{len(runs)} runs", curves, "Bars are 95% intervals.", rows)
+def read_runs(folders: Iterable[Path], finished: bool) -> list[FinishedRun]:
+    """The runs of folders, each a run's, or that of `train --seeds`, which has a run a seed. Raises
+    DataError as `FinishedRun.read` does.
+    """
+    runs = []
+    for folder in folders:
+        seeds = [numbered_folders(one, "run") for one in numbered_folders(folder, "seed")[::-1]]
+        places = [newest[0] for newest in seeds if newest] or [folder]
+        runs += [FinishedRun.read(place, finished) for place in places]
+    return runs
 
 
 def write_curves(
-    out: Path,
-    title: str,
-    curves: Mapping[str, Points],
-    bars: str,
-    rows: Sequence[Mapping[str, str]],
-    comparison: Comparison | None = None,
+    out: Path, title: str, tabled: Tabled, bars: str, comparison: Comparison | None = None
 ) -> Path:
     """The page of validation curves and a table, below what a comparison says."""
     part = render_template(
         "runs.html",
         comparison=comparison,
-        chart=line_chart("Validation", curves, X, UNIT),
+        chart=tabled.chart,
         bars=bars,
-        rows=table_of(rows),
+        rows=table_of(show_records(tabled.records)),
     )
     return write_page(out, title, [part])

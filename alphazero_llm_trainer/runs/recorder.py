@@ -345,7 +345,8 @@ class Recorder:
             card["kept_round"] = number
             card["kept"] = (
                 f"best checkpoint: {f'round {number}' if number else 'the untrained student'} "
-                f"(validation {score:.3f})"
+                f"(validation {score:.3f}: the best of several measurements on other problems, "
+                "so rather high beside `after`)"
             )
         before, after = card["before"], self.measure_test("after")
         rounds = [line for line in self.folder.read_metrics() if "cost" in line]

@@ -27,7 +27,7 @@ from ..engine.device import text_config
 from ..errors import ConfigError, DataError
 from ..eval.greedy import answer_tasks
 from ..eval.metrics import paired_bootstrap, wilson
-from ..files import Folder, command_line, write_json
+from ..files import CARDS, Folder, command_line, write_json
 from ..learning.methods.expert_iteration import Likelihood
 from ..learning.models import MemoryOptions, make_trainable
 from ..learning.train_row import TrainRow
@@ -70,7 +70,8 @@ def supervise_student(
     arguments.
     """
     if not (out / KEPT).is_dir():
-        Folder(out, "config.json").check_free(fix="remove it")
+        for card in ("config.json", *CARDS):
+            Folder(out, card).check_free(fix="remove it")
     progress = progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
     # A source whose words don't fit one says so first.

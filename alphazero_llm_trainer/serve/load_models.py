@@ -9,7 +9,6 @@ from ..answering.students import answering_student
 from ..config.load import Config, check_read
 from ..config.refusals import refuse_conflicts
 from ..eval.named_verifiers import check_judged, load_verifier, named_verifier
-from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from ..problems.registry import refuse_worlds
@@ -61,5 +60,7 @@ def load_models(
         return models, Answerer(student, config, load_verifier(named, student, config, prm, value))
     if guide is None:
         return models, Answerer(student, config)
+    from ..policy.critic import load_value  # with PyTorch
+
     network = load_value(Path(guide), student, config)
     return models, Answerer(student, config, value=network)

@@ -147,9 +147,13 @@ def test_evaluate_gives_a_table_and_goes_on(tmp_path):
     cells = {(row["method"], row["budget"]) for row in table.rows}
     assert cells == {(method, budget) for method in methods for budget in (60, 120)}
     assert all(row["problems"] == 5 and len(row["accuracy"]) == 3 for row in table.rows)
-    assert "majority" in str(table) == repr(table) and "<svg" in table.plot()
+    assert "majority" in str(table) == repr(table)
+    accuracy = table.to_pandas()["accuracy_low"].tolist()
+    assert accuracy == [row["accuracy"][1] for row in table.rows]
+    assert len(table.plot().axes[0].containers) == len(table.rows)
+    report = (table.folder / "report.html").read_text()
     page = table._repr_html_()
-    assert page.startswith("<iframe") and html.escape(table.plot()) in page
+    assert page.startswith("<iframe") and html.escape(report) in page and "<svg" in report
     refused("resume", evaluate, **asked)
     again = evaluate(resume=True, **budgets, **asked)
     assert [row["outcomes"] for row in again.rows] == [row["outcomes"] for row in table.rows]

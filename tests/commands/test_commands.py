@@ -125,7 +125,6 @@ def test_info_as_json_is_json_alone(capsys, monkeypatch):
 
 
 LIGHT = {
-    "--help": 0,
     "info --config --json": 0,
     "search --model nowhere": 2,
     "train --set teachers.tier=free": 2,
@@ -139,9 +138,16 @@ def loaded(*names):
     return {{*names}} & {{*sys.modules}}
 import alphazero_llm_trainer
 assert not loaded("torch", "pydantic", "verifiers")
+from alphazero_llm_trainer.cli.main import COMMANDS, main
+for line in ("--help", *(f"{{name}} --help" for name in COMMANDS)):
+    try:
+        main(line.split())
+    except SystemExit as stop:
+        assert stop.code == 0
+    slow = loaded("numpy", "pydantic", "rich", "jinja2", "httpx", "torch", "transformers")
+    assert not slow, (line, slow)
 from alphazero_llm_trainer.cli.vf_eval import main as vf_eval
 assert vf_eval(["{OUR_ID}", "--help"]) == 0
-from alphazero_llm_trainer.cli.main import main
 heavy = ("torch", "transformers", "verifiers", "trl", "openai", "datasets")
 for line, wanted in {LIGHT}.items():
     try:

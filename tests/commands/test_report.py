@@ -1,8 +1,10 @@
 """Report and comparison pages against the JSON files that they are made of."""
 
+import csv
 import json
 import re
 import shutil
+from pathlib import Path
 from dataclasses import asdict
 from xml.etree import ElementTree
 
@@ -142,8 +144,23 @@ def test_two_settings_over_seeds(runs, tmp_path, capsys):
     ]  # fmt: skip
     page = Page(out / "report.html")
     assert page.texts("Validation") == 1 and "clearly better" in page
-    same = az.compare(*sides).gain
-    assert same.value == facts["gain"]["value"]
+    same = az.compare(*sides)
+    assert same.gain.value == facts["gain"]["value"]
+    assert same.to_pandas()["seed"].tolist() == [0, 1, 0, 1]
+    assert len(same.plot().axes[0].containers) == 2  # a curve a setting
+    files = [str(out / f"figure{suffix}") for suffix in (".csv", ".pdf", ".svg")]
+    assert cli.main(["compare", *sides[0], "--", *sides[1], "--save", *files]) == 0
+    table, pdf, svg = ((out / Path(file).name).read_bytes() for file in files)
+    assert (pdf[:5], b"</svg>" in svg) == (b"%PDF-", True)
+    first, *_ = csv.DictReader(table.decode().splitlines())
+    before = read_json(runs[0] / "run.json")["before"]["accuracy"]["value"]
+    assert (first["setting"], first["seed"], float(first["before"])) == ("A", "0", before)
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--save"])
+    assert cli.main(["report", str(runs[0]), "--save", str(out / "figure.txt")]) == 2
+    one = str(out / "one.csv")
+    assert cli.main(["report", str(runs[0]), "--out", str(out), "--save", one]) == 0
+    assert len(Path(one).read_text().splitlines()) == 2
     assert cli.main(["report", *sides[0], *sides[1], "--out", str(out)]) == 0
     assert all(Page(out / "report.html").texts(run) for side in sides for run in side)
 

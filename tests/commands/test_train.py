@@ -1,8 +1,11 @@
 """Training runs end to end with the shipped student: learn, save, die, resume, report."""
 
 import json
+import os
 import shutil
+import signal
 import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -484,3 +487,24 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     best.write_bytes(b"of an earlier round")
     assert train_main(["--resume", str(copy)]) == 0
     agree(run, copy, best.relative_to(copy))
+
+
+def test_seeds_train_beside_each_other_stop_and_go_on(tmp_path, capsys):
+    study = tmp_path / "study"
+    words = f"train -q {' '.join(SMALL)} --use-rft --num-examples 8 --seeds 2 --out {study}".split()
+
+    def interrupt():
+        wait_for(lambda: len([*study.glob("seed-*/run-*")]) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert main(words) == 130
+    assert main(words) == 2 and "seed-8 is there already" in capsys.readouterr().err
+    assert main([*words, "--resume", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    cards = [read_json(study / f"seed-{seed}" / "run-001" / "run.json") for seed in (7, 8)]
+    assert [row["seed"] for row in rows] == [card["seed"] for card in cards] == [7, 8]
+    assert [row["gain"] for row in rows] == [card["gain"]["value"] for card in cards]
+    assert "seed-8" in (study / "report.html").read_text()
+    assert main([*words, "--set", "train.loss=x", "--out", str(tmp_path / "other")]) == 2
+    assert main([*words, "--dry-run"]) == 2

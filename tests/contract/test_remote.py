@@ -4,7 +4,10 @@ from it.
 
 import asyncio
 import json
+import signal
 import socket
+import subprocess
+import sys
 from typing import Any, cast
 
 import httpx
@@ -511,6 +514,31 @@ def test_sampled_trees_teach_by_their_texts(url, tmp_path, capsys):
         f"{argv} --resume --set rewards.use_student_model=true",
     ):
         assert main(refused.split()) == 2
+
+
+LIGHT = """
+import sys
+from alphazero_llm_trainer.cli.main import main
+for line in sys.argv[1:]:
+    code = main(line.split())
+    assert code == (130 if line.startswith("serve") else 0), (line, code)
+    heavy = {"torch", "transformers", "datasets", "verifiers"} & {*sys.modules}
+    assert not heavy, (line, heavy)
+"""
+
+
+def test_commands_over_a_server_need_no_pytorch(url, tmp_path):
+    lines = [
+        f"{line} --base-url {url} --model student"
+        for line in ("search -q", "eval -q -n 2 --methods greedy mcts --out x", "serve --port 0")
+    ]
+    done = subprocess.Popen(
+        [sys.executable, "-c", LIGHT, *lines], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert done.stdout is not None
+    assert any("answers at" in line for line in done.stdout)
+    done.send_signal(signal.SIGINT)
+    assert done.wait(60) == 0
 
 
 def test_serve_puts_search_before_another_server(url, tmp_path):

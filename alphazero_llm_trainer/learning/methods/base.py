@@ -89,7 +89,7 @@ class Method(Searches):
         rates: learning rates where the configuration gives none.
         reads: the keys of `train` that it reads and not every method does.
         credits: the values of `train.credit` that it knows.
-        about: the help of its flag, --use-NAME; None where it has no flag.
+        flagged: whether cli/flags.yaml has a flag of it, --use-NAME.
         compares: whether it learns from how the responses to a question differ.
         alone: whether it trains in one process.
         sharded: whether FSDP can cut up what it trains.
@@ -105,7 +105,7 @@ class Method(Searches):
     rates: Rates = USUAL
     reads: frozenset[str] = frozenset()
     credits: tuple[str, ...] = ()
-    about: str | None = None
+    flagged: bool = False
     compares: bool = False
     alone: bool = False
     sharded: bool = True
@@ -116,4 +116,4 @@ class Method(Searches):
     @property
     def flag(self) -> str:
         """What names it on a command line."""
-        return f"--config {self.name}" if self.about is None else f"--use-{self.name}"
+        return f"--use-{self.name}" if self.flagged else f"--config {self.name}"

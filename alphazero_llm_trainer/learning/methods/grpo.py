@@ -295,8 +295,7 @@ GRPO = Method(
         }
     ),
     credits=("group", "step", "turn", "process"),
-    about="GRPO on the trees' trajectories by the combined reward, with a KL penalty; by "
-    "correctness alone: --config grpo_correctness",
+    flagged=True,
     compares=True,
     check=check_credit,
     load=load_process,

@@ -161,7 +161,7 @@ PPO = Method(
     objective=make_objective,
     rates=Rates(3e-4, 3e-4, 1e-5),
     reads=GRPO.reads - {"credit", "negative_weight"} | {"gae_lambda"},
-    about="PPO on sampled chains, with a critic",
+    flagged=True,
     alone=True,
     critics=1,
 )

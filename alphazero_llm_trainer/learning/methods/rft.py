@@ -9,7 +9,6 @@ from .expert_iteration import EXPERT_ITERATION
 RFT = replace(
     EXPERT_ITERATION,
     name="rft",
-    about="rejection-sampling fine-tuning: supervised training on the student's own right "
-    "responses",
+    flagged=True,
     ruled=False,
 )

@@ -11,7 +11,10 @@ from alphazero_llm_trainer.cli.base import flag_layers
 from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config, load_training
 from alphazero_llm_trainer.files import flatten_keys
+from alphazero_llm_trainer.learning.methods.by_name import METHODS
 from alphazero_llm_trainer.runs.export import SUFFIXES
+from alphazero_llm_trainer.runs.start import check_method
+from alphazero_llm_trainer.viewer.page import MOST_ROWS
 
 CLI = Path(base.__file__).parent
 # Of flags that set a key: a value that isn't the shipped one, where neither a number nor a word
@@ -68,15 +71,19 @@ def test_quiet_and_verbose_are_what_is_said_before_or_after_a_command(before, af
     assert ("quiet" in args, "verbose" in args) == ("-q" in said, "-v" in said)
 
 
+def test_help_names_what_there_is():
+    methods = {action.const for name, _, action in flags() if action.dest == "method"}
+    assert methods == {name for name, method in METHODS.items() if method.flagged}
+    [view] = {command for name, command, _ in flags() if name == "view"}
+    assert f"{MOST_ROWS:,} at most" in view.epilog
+
+
 def test_export_offers_every_kind():
     [kind] = {action for name, _, action in flags() if (name, action.dest) == ("export", "kind")}
     assert kind.choices == [*SUFFIXES, "all"]
 
 
 def test_keys_that_the_method_reads_are_taken():
-    from alphazero_llm_trainer.learning.methods.by_name import METHODS
-    from alphazero_llm_trainer.runs.start import check_method
-
     values = {
         "reward": "combined",
         "teacher_rows": True,

@@ -1,0 +1,99 @@
+"""A run with several seeds: processes of `train`, side by side as far as there are cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ..config.load import cuda_here
+from ..errors import ConfigError
+from ..files import make_folder, numbered_folders
+from ..live import Progress
+
+LOG = "train.log"  # of a seed's folder: what its process says
+POLL = 0.1  # seconds
+GRACE_SECONDS = 20  # for processes that were asked twice to end
+
+
+def start_seed(
+    words: Sequence[str], seed: int, folder: Path, threads: int
+) -> subprocess.Popen[bytes]:
+    """A process that trains with `seed` in `folder`, or goes on with the run that is there."""
+    make_folder(folder)
+    own = ["--seed", str(seed), "--out", str(folder), "--seeds", "1"]
+    if numbered_folders(folder, "run"):
+        own.append("--resume")
+    with (folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __package__.partition(".")[0], "train", *words, *own],
+            stdout=log,
+            stderr=log,
+            env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            start_new_session=True,  # Ctrl-C reaches it through this process alone
+        )
+
+
+def train_seeds(
+    words: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> bool:
+    """Train with each of `seeds` in `out/seed-N`; False where the user stopped it.
+
+    `words` are the command line of one run. With CUDA one run is at work at a time.
+
+    Raises ConfigError where a run failed: those at work are finished before.
+    """
+    cores = len(os.sched_getaffinity(0))
+    beside = 1 if cuda_here() else min(len(seeds), cores)
+    waiting, working, failed = list(seeds), dict[int, subprocess.Popen[bytes]](), list[int]()
+    asked = False
+    progress.wait(f"training with {len(seeds)} seeds, {beside} at a time")
+    try:
+        while working or (waiting and not (failed or asked)):
+            if waiting and len(working) < beside and not (failed or asked):
+                seed = waiting.pop(0)
+                folder = out / f"seed-{seed}"
+                working[seed] = start_seed(words, seed, folder, max(1, cores // beside))
+                progress.say(f"seed {seed}: what it says is in {folder / LOG}")
+                continue
+            if stop() and not asked:
+                asked = True
+                end_all(working.values(), signal.SIGINT)
+            for seed in [one for one, process in working.items() if process.poll() is not None]:
+                code = working.pop(seed).returncode
+                if code == 0:
+                    progress.say(f"seed {seed}: trained")
+                elif not asked:
+                    failed.append(seed)
+            time.sleep(POLL)
+    finally:
+        end_all(working.values(), signal.SIGINT)
+        until = time.monotonic() + GRACE_SECONDS
+        for process in working.values():
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+    for seed in failed:
+        log = out / f"seed-{seed}" / LOG
+        *_, last = ("", *log.read_text(encoding="utf-8", errors="replace").splitlines())
+        raise ConfigError(
+            f"seed {seed} failed ({last.removeprefix('error: ')}): mend it, and go on with "
+            f"--resume; {log} has more"
+        )
+    return not asked
+
+
+def end_all(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to those that still run."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
