@@ -188,13 +188,23 @@ def text_of(steps: Iterable[Step]) -> str:
 
 
 def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
-    """The log-probabilities of the drawn tokens of `steps`, one after the other."""
+    """The log-probabilities of the tokens of `steps`, one after the other `[T]`: 0 of given ones."""
+    return tuple(value for step in steps for value in step.logprobs)
+
+
+def drawn_logprobs(steps: Iterable[Step]) -> tuple[float, ...]:
+    """The log-probabilities of the drawn tokens of `steps` alone, one after the other."""
     return tuple(value for step in steps for value in step.logprobs[: step.drawn])
 
 
 def drawn_mask(steps: Iterable[Step]) -> tuple[bool, ...]:
     """For each token of `steps`, whether it was drawn and not given `[T]`."""
     return tuple(at < step.drawn for step in steps for at in range(len(step.token_ids)))
+
+
+def world_mask(steps: Sequence[Step]) -> tuple[bool, ...]:
+    """`drawn_mask` of turns in a world; () of steps that no world answered."""
+    return drawn_mask(steps) if any(step.seen for step in steps) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +234,7 @@ class Continuation:
         leave it out.
         """
         ids = tuple(compress(ids_of(self.steps), drawn_mask(self.steps)))
-        return ids, logprobs_of(self.steps) if self.tempered is None else self.tempered
+        return ids, drawn_logprobs(self.steps) if self.tempered is None else self.tempered
 
 
 OF_WORLDS = ("given_tokens", "turns", "tool_calls", "tool_errors")  # fields of `Cost`

@@ -14,7 +14,7 @@ from typing import Any
 from ..engine.protocol import Drawn, Judgement, Limits, StepPolicy
 from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
 from ..tree.extract import accepted
-from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of
+from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of, world_mask
 from .choose import voting
 from .descent import Arms, BestFirst, Live, Rule, open_rule
 from .expansion import Expansion
@@ -255,11 +255,10 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         seed = derive_seed(self.seed, "final")
         last, _ = await self.draw(steps, seed, limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.
-        ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
-        text = text_of(last.steps)
-        tree.rollouts.append(
-            Rollout(node, ids, logprobs, text, end_verdict(last, limits), 0.0, None, None)
-        )
+        ids, logprobs, text = ids_of(last.steps), logprobs_of(last.steps), text_of(last.steps)
+        verdict, mask = end_verdict(last, limits), world_mask(last.steps)
+        rollout = Rollout(node, ids, logprobs, text, verdict, 0.0, None, None, mask=mask)
+        tree.rollouts.append(rollout)
         return node
 
 

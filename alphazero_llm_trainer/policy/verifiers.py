@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ..engine.protocol import Judgement, Verifier
-from ..types import Problem, Step, TokenIds, logprobs_of
+from ..types import Problem, Step, TokenIds, drawn_logprobs
 
 RANKING = "log-probability"  # in a product
 
@@ -26,8 +26,8 @@ class LogProbability:
         self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         return Judgement(
-            tuple(mean_probability(logprobs_of([step])) for step in steps),
-            mean_probability(logprobs_of(steps)),
+            tuple(mean_probability(drawn_logprobs([step])) for step in steps),
+            mean_probability(drawn_logprobs(steps)),
         )
 
 

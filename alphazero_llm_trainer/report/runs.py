@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
 from ..files import flatten_keys, near_folder, numbered_folders, read_lines
 from ..types import JsonObject
-from .charts import Chart, Points, line_chart, show_number
+from .charts import Chart, line_chart, show_number
 from .folder_page import METRICS, RUN
 from .html import render_template, write_page
 from .tabled import Tabled

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.protocol import GenerateRequest
 from ..mcts.metered import ReadTokens
-from ..types import Cost, Problem, Step, drawn_mask, ids_of, logprobs_of
+from ..types import Cost, Problem, Step, drawn_logprobs, drawn_mask, ids_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -86,7 +86,7 @@ class Perplexity:
         if not token_ids:
             return 0.0, cost
         known = self._measure_problem(problem)
-        logprobs, drawn = logprobs_of(steps), drawn_mask(steps)
+        logprobs, drawn = drawn_logprobs(steps), drawn_mask(steps)
         if self.again or len(logprobs) != sum(drawn):
             cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
             [scored] = await self.frozen.engine.score(

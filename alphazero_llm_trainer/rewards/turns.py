@@ -155,13 +155,18 @@ class Stage:
         step = Step((*ids, *given), logprobs, f"{turn}\n", answer)
         path = (*steps, step)
         if seen.done:
-            self.endings[text_of(path)] = Ending(
+            ending = Ending(
                 self.outcome(self.read(turn).text, answer.text),
                 seen.reward,
                 len(path),
                 sum(len(one.seen.calls) for one in path if one.seen),
                 sum(len(one.seen.errors) for one in path if one.seen),
             )
+            if self.endings.setdefault(text_of(path), ending) != ending:
+                raise RequestError(
+                    f"the world of {self.problem.id} ended differently after turns that read alike, "
+                    "joined: line ends in a turn tell nothing apart"
+                )
         else:
             self.places[ids_of(path)] = after
         self.taken[before, ids] = step, seen.done

@@ -262,11 +262,17 @@ def make_episode(
         )
         return len(nodes) - 1
 
-    def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
+    def add(
+        parent: int,
+        text: str,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        mask: Sequence[bool] = (),
+    ) -> int:
         message = {"role": "assistant", "content": text}
         stretch = {
             "token_ids": ids,
-            "mask": [True] * len(ids),
+            "mask": mask or [True] * len(ids),
             "logprobs": logprobs,
             "advantages": [0.0] * len(ids),
         }
@@ -279,7 +285,8 @@ def make_episode(
         for node, length in zip(response.nodes, response.lengths, strict=True):
             seen, drawn = None, length
             if node == OUTSIDE:
-                at = add(at, text, response.token_ids[start:], response.logprobs[start:])
+                ids, logprobs = response.token_ids[start:], response.logprobs[start:]
+                at = add(at, text, ids, logprobs, response.mask[start:])
             else:
                 step, seen = tree.step(node), tree.seen[node]
                 drawn = step.drawn

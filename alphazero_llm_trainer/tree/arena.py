@@ -206,7 +206,7 @@ class Tree(SavedColumns):
                 same.samples += rollout.samples
                 continue
             rollout.node, rollout.token_ids, rollout.logprobs = node, rest, rollout.logprobs[at:]
-            rollout.text = text(rest)
+            rollout.text, rollout.mask = text(rest), rollout.mask[at:]
             sunk[node, rest] = rollout
         self.rollouts = list(sunk.values())
 

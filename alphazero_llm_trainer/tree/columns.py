@@ -36,7 +36,8 @@ class Rollout:
     response ends in the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the
     whole response as a terminal node's columns do; `count` is how many simulations ended this way,
     `samples` how many draws that were: a greedy rollout that is read again from a node along it is
-    a visit and no new draw.
+    a visit and no new draw. `mask` `[T]` tells the tokens that were drawn from those that a world gave,
+    and () says that all were drawn.
     """
 
     node: int
@@ -50,6 +51,7 @@ class Rollout:
     count: int = 1
     samples: int = 1
     outcome: float | None = None
+    mask: tuple[bool, ...] = ()
 
     @property
     def grade(self) -> float | None:
@@ -112,7 +114,7 @@ class SavedColumns(Columns):
         rollouts = [
             [getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts
         ]
-        rollouts = [row if row[-1] is not None else row[:-1] for row in rollouts]
+        rollouts = [row[: -1 - (row[-2] is None)] if not row[-1] else row for row in rollouts]
         backups = [
             [node, reward] if above < 0 else [node, reward, above]
             for node, reward, above in self.backups
@@ -120,7 +122,8 @@ class SavedColumns(Columns):
         history = {"simulations": [list(row) for row in self.simulations], "backups": backups}
         if self.discount != 1.0:
             columns["discount"] = self.discount
-        number = FORMAT if "seen" in columns else WITHOUT_TURNS
+        turns = "seen" in columns or any(rollout.mask for rollout in self.rollouts)
+        number = FORMAT if turns else WITHOUT_TURNS
         return {"format": number, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
@@ -146,7 +149,10 @@ class SavedColumns(Columns):
                 for node, ids, logprobs, *rest in raw["rollouts"]
             ]
             spans = [*zip(tree.token_ids, tree.logprobs, strict=True)]
-            spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
+            for rollout in tree.rollouts:
+                rollout.mask = tuple(rollout.mask)
+                spans += [(rollout.token_ids, rollout.logprobs)]
+                spans += [(rollout.token_ids, rollout.mask)] if rollout.mask else []
             if (
                 any(len(getattr(tree, name)) != count for name in (*COLUMNS, *OPTIONAL))
                 or any(len(ids) != len(logprobs) for ids, logprobs in spans)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT, drawn_mask
-from .arena import REJECTED, ROOT, WHOLE, Tree
+from ..types import STUDENT, drawn_mask, world_mask
+from .arena import REJECTED, ROOT, WHOLE, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
@@ -111,17 +111,17 @@ def trajectories(tree: Tree) -> list[Trajectory]:
                 text=tree.response(end.node) + end.text,
                 outcome=end.grade,
                 verdict=end.verdict,
-                mask=mask_to(tree, end.node),
+                mask=response_mask(tree, end),
             )
     return list(distinct.values())
 
 
-def mask_to(tree: Tree, node: int) -> tuple[bool, ...]:
-    """For each token of the response down to `node`, whether it was drawn `[T]`; () where a world
-    gave none.
-    """
-    steps = tree.steps(node)
-    return drawn_mask(steps) if any(step.seen for step in steps) else ()
+def response_mask(tree: Tree, end: Rollout) -> tuple[bool, ...]:
+    """For each token of a finished response, whether it was drawn `[T]`; () where no world answered."""
+    steps = tree.steps(end.node)
+    if not (end.mask or world_mask(steps)):
+        return ()
+    return drawn_mask(steps) + (end.mask or (True,) * len(end.token_ids))
 
 
 # -- statistics ------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from ...mcts.gumbel import SCALE, node_logits, softmax
 from ...mcts.seeds import derive_seed
 from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
-from ...tree.extract import OUTSIDE, mask_to
+from ...tree.extract import OUTSIDE
 from ...tree.graded import GradedTree
+from ...types import world_mask
 from ..rows import GoodRows
 from ..stats import RoundStats
 from ..train_row import Minibatches, TrainRow
@@ -244,7 +245,7 @@ def branch_rows(
     rows, taken = [], set[int]()
     for end in ends:
         ids, logprobs = tree.sequence(end)
-        mask = mask_to(tree, end)
+        mask = world_mask(tree.steps(end))
         weights, known = list[float](), dict[int, float]()
         for node in [ROOT, *tree.path(end)]:
             fresh = node not in taken

@@ -3,6 +3,7 @@ worlds, and resumed trees. The students' tokens are scripted.
 """
 
 import asyncio
+import json
 from importlib.resources import files
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from alphazero_llm_trainer.chat.tool_calls import (
 from alphazero_llm_trainer.config.load import load_answering
 from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.engine.step_ends import step_ends
-from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.errors import ConfigError, RequestError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.methods import run_method
 from alphazero_llm_trainer.policy.chat import Chat
@@ -35,8 +36,8 @@ from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.problems.worlds import ObjectWorld
 from alphazero_llm_trainer.rewards.turns import Ending, TurnPolicy, steps_for
 from alphazero_llm_trainer.tree.arena import Tree
-from alphazero_llm_trainer.tree.extract import trajectories
-from alphazero_llm_trainer.types import Problem, Said, Task, ToolCall, drawn_mask, ids_of
+from alphazero_llm_trainer.tree.extract import OUTSIDE, trajectories
+from alphazero_llm_trainer.types import Problem, Said, Task, ToolCall, drawn_mask, ids_of, text_of
 
 
 def config_of(source, *more):
@@ -259,6 +260,29 @@ def test_a_plain_search_grows_a_tree_of_turns(select):
     assert len(more.tree.simulations) == 12 and more.cost.sampled_tokens > 0
 
 
+def test_a_response_beside_the_tree_tells_given_tokens_too():
+    """Where the verifier passed no turn, one more chain is drawn, and its tree is read again."""
+    task, student, config = calc(2, 2, {"search": {"simulations": 2, "select": "puct"}})
+    policy = steps_for(student, config.search, [open_source(config)])
+    search = answer_search(student, config, policy=policy, verifier=Calculator())
+
+    async def play():
+        async with policy.episode(task.problem):
+            return (await search.run(task.problem, 0)).tree
+
+    tree = run(play)
+    [rollout] = tree.rollouts
+    assert {*rollout.mask} == {True, False} and len(rollout.mask) == len(rollout.logprobs)
+    given = [
+        value for value, drawn in zip(rollout.logprobs, rollout.mask, strict=True) if not drawn
+    ]
+    assert not any(given) and tree.to_dict()["format"] == 3
+    again = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
+    assert again.rollouts == tree.rollouts
+    [response] = [one for one in trajectories(again) if OUTSIDE in one.nodes]
+    assert response.mask == rollout.mask and response.token_ids == rollout.token_ids
+
+
 def test_what_does_not_fit_is_cut_and_paid_for():
     task, student, config = calc(2)
     policy = steps_for(student, config.search, [open_source(config)])
@@ -352,6 +376,30 @@ def test_a_bad_world_ends_its_question_alone():
         assert made.response is None and said in made.refusal and not context.policy.stages
     with pytest.raises(ConfigError, match="tool `look` answers differently"):
         play_own(Clock, look_once)
+
+
+def test_turns_that_read_alike_and_end_differently_are_refused():
+    """Two lines are no move, so that where a turn ends decides the game; the text doesn't tell."""
+    config = config_of("hidden")
+    problem = Problem("hidden/alike", "2 flips: 321", "hidden")
+
+    def script(text, number):
+        if "assistant\n2" not in text:
+            return ("2\n9", "2")[number]
+        return "3" if "assistant\n2\n9" in text else "9\n3"
+
+    student = Scripted(byte_tokenizer(), config, script)
+    policy = steps_for(student, config.search, [open_source(config)])
+
+    async def play(n):
+        async with policy.episode(problem):
+            drawn, _ = await policy.continuations(problem, (), n, 0, Limits(12, 4000))
+            return [policy.grade(problem, text_of(one.steps)).score for one in drawn]
+
+    assert run(lambda: play(1)) == [1.0]
+    student.draws = {}
+    with pytest.raises(RequestError, match="read alike"):
+        run(lambda: play(2))
 
 
 def test_worlds_refuse_what_cannot_be():

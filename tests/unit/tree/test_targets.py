@@ -22,6 +22,7 @@ from alphazero_llm_trainer.types import (
     Observation,
     RewardParts,
     Step,
+    drawn_logprobs,
     drawn_mask,
     logprobs_of,
 )
@@ -159,7 +160,8 @@ def test_given_tokens_are_told_from_drawn_ones():
     }
     steps = tree.steps(2)
     assert drawn_mask(steps) == masks[10, 11, 90, 91, 12] and steps[0].drawn == 2
-    assert logprobs_of(steps) == (-0.5, -0.5, -0.25)
+    assert drawn_logprobs(steps) == (-0.5, -0.5, -0.25)
+    assert logprobs_of(steps) == (-0.5, -0.5, 0.0, 0.0, -0.25)
     assert trajectories(step_tree())[0].mask == ()
     # The same turn is one node, whatever its tokens' log-probabilities are.
     assert take_turn(tree, ROOT, "3 + 4", "7", (10, 11), (90, 91)) == 1
