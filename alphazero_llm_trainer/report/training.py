@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from ..eval.metrics import Interval, wilson
 from ..tree.extract import shortfall
-from .charts import exact_interval, line_chart, show_number
+from .charts import Chart, exact_interval, line_chart, show_number
 from .html import render_template
 from .text_table import align_columns, table_of
 
@@ -220,7 +220,7 @@ def validation_points(card: RunCard, metrics: Sequence[MetricsLine]) -> RunPoint
     return [(x, wilson(round(share.value * problems), problems)) for x, share in points]
 
 
-def draw_curves(card: RunCard, metrics: Sequence[MetricsLine]) -> list[Markup]:
+def draw_curves(card: RunCard, metrics: Sequence[MetricsLine]) -> list[Chart]:
     """What was learnt, and what the updates and the searches did, over sampled tokens."""
     scale = "answers' mean outcome" if has_own_reward(card) else "accuracy"
     points = validation_points(card, metrics)
