@@ -334,7 +334,7 @@ def check_critics(args: argparse.Namespace) -> None:
             check_critic(folder, name, f"--{name} {folder}")
 
 
-def check_saves(args: argparse.Namespace) -> None:
+def check_save_files(args: argparse.Namespace) -> None:
     """Raise ConfigError where --out or a file of --save can't be written."""
     check_out(args.out)
     for file in args.save:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from .base import check_saves, print_json
+from .base import check_save_files, print_json
 
 
 def run_compare(args: argparse.Namespace) -> int:
     """Print the gain and the runs; write the page where it is asked for."""
-    check_saves(args)
+    check_save_files(args)
     from ..api.compare import compare
 
     result = compare(args.first, args.against, args.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import ConfigError
-from .base import check_saves
+from .base import check_save_files
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -16,7 +16,7 @@ def run_report(args: argparse.Namespace) -> int:
     from ..report.runs import RunTable, read_runs
     from ..report.trees import load_json
 
-    check_saves(args)
+    check_save_files(args)
     [folder, *others] = args.folders
     if others and args.out is None:
         raise ConfigError("--out is missing: name a folder for the page of several runs")

@@ -70,7 +70,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def run_seeds(args: argparse.Namespace, seeds: list[int], out: Path) -> int:
     """Train with each seed in a folder of its own below `out`, and compare them."""
-    from ..runs.seeds import train_seeds
+    from ..runs.side_by_side import train_seeds
 
     if args.dry_run or args.resume not in (None, True):
         raise ConfigError("--dry-run and --resume RUN are of one run: leave out --seeds")

@@ -16,8 +16,8 @@ from ..files import make_folder, numbered_folders
 from ..live import Progress
 
 LOG = "train.log"  # of a seed's folder: what its process says
-POLL = 0.1  # seconds
-GRACE_SECONDS = 20  # for processes that were asked twice to end
+POLL_SECONDS = 0.1
+KILL_SECONDS = 20  # for processes that were asked twice to end
 
 
 def start_seed(
@@ -73,10 +73,10 @@ def train_seeds(
                     progress.say(f"seed {seed}: trained")
                 elif not asked:
                     failed.append(seed)
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
     finally:
         end_all(working.values(), signal.SIGINT)
-        until = time.monotonic() + GRACE_SECONDS
+        until = time.monotonic() + KILL_SECONDS
         for process in working.values():
             try:
                 process.wait(max(0.0, until - time.monotonic()))
