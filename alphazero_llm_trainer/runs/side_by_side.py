@@ -16,7 +16,7 @@ from ..files import make_folder, numbered_folders
 from ..live import Progress
 
 LOG = "train.log"  # of a seed's folder: what its process says
-POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.1
 KILL_SECONDS = 20  # for processes that were asked twice to end
 
 
@@ -73,7 +73,7 @@ def train_seeds(
                     progress.say(f"seed {seed}: trained")
                 elif not asked:
                     failed.append(seed)
-            time.sleep(POLL_SECONDS)
+            time.sleep(LOOK_SECONDS)
     finally:
         end_all(working.values(), signal.SIGINT)
         until = time.monotonic() + KILL_SECONDS
