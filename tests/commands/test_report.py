@@ -4,8 +4,8 @@ import csv
 import json
 import re
 import shutil
-from pathlib import Path
 from dataclasses import asdict
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
