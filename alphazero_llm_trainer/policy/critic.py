@@ -125,7 +125,7 @@ def load_value(folder: Path, student: Student, config: Config) -> Critic:
     """
     if is_own(folder):
         make = own_object(str(folder), "search.value")
-        return Critic(cast(Any, OwnNetwork(make(student), str(folder))), 0.0, {})
+        return Critic(cast(Any, OwnNetwork(make(student), str(folder))), 0.0, {"files": str(folder)})
     return load_critic(folder, student, config, "value")
 
 

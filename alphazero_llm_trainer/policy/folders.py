@@ -301,7 +301,7 @@ def check_critic(folder: Path, kind: str, what: str) -> None:
     if folder.is_dir():
         return
     if kind == "value" and is_own(folder):
-        own_object(str(folder), what)
+        own_object(str(folder), what.partition(" ")[0])
         return
     own = ", or file.py:NAME of your own" if kind == "value" else ""
     if kind != "prm" or not HUB_ID.fullmatch(str(folder)):

@@ -84,6 +84,10 @@ SEARCH_FORM = """\
   <button type="submit">Search</button>
   <button id="further" type="button" hidden>Search on from the selected step</button>
 </form>
+<p id="legend" class="note">Each card is a step, and what hangs on it goes on from there: <b>2 · 1.00</b> means that 2
+simulations went through it and earned 1.00 in the mean, and its colour is that mean beside the other cards'. ⊘ crosses out a
+step that the verifier rejected, and “2 of 3 steps checked” beside an answer says how many of its steps the verifier could
+read.</p>
 <p id="answer" class="answer" role="status"></p>"""
 
 

@@ -434,9 +434,25 @@ def test_the_page_in_a_browser(both, browser):
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get(f"{both[0].url}/")
         assert not one("#further").is_displayed()
+        assert "2 · 1.00" in one("#legend").text
         one("#question").send_keys(f"{QUESTIONS[0]} <img src=x onerror='window.hacked=1'>")
         one("#ask button[type=submit]").click()
         until(lambda: "tokens" in one("#answer").text)
+        slider = "const now = document.getElementById('slider'); return [+now.value, +now.max]"
+        steps = []
+
+        def replayed():
+            at, most = browser.execute_script(slider)
+            steps.append(at)
+            return at == most
+
+        until(replayed)
+        # Few trees came on the way, or the tree grew again.
+        assert len(steps) > 1 or browser.execute_script("return viewer.view.model.steps") > 3
+        place = browser.execute_script(
+            "return document.getElementById('answer').getBoundingClientRect().toJSON()"
+        )
+        assert 0 <= place["top"] < place["bottom"] <= 844
         cards = browser.find_elements("css selector", ".card")
         assert len(cards) > 1
         wide = "return document.documentElement.scrollWidth <= innerWidth"

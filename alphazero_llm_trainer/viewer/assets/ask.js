@@ -1,7 +1,8 @@
 // A question to this page's server, and its tree as it grows.
 
 const ROLLOUT = ["node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome"];
-const asked = { question: "", before: "", key: "", stop: null, began: 0, clock: 0 };
+const asked = { question: "", before: "", key: "", stop: null, began: 0, clock: 0, drawn: 0 };
+const REPLAY = 2500; // milliseconds in which a tree that was there at once grows again
 
 // Show a tree as far as it has grown, with the steps that are being drawn; what was selected stays so.
 function grow(tree, about) {
@@ -13,6 +14,14 @@ function grow(tree, about) {
   page.view.showUnvisited = about.why === undefined;
   page.view.draw();
   element("panel").hidden = hidden;
+}
+
+// A search of few simulations ends before its growth can be seen. A selection ends the replay.
+async function replay(view, selected) {
+  for (let at = 0; at <= view.model.steps && page.view === view && view.selected === selected; at++) {
+    view.step(at);
+    await new Promise((go) => setTimeout(go, REPLAY / (view.model.steps + 1)));
+  }
 }
 
 function said(text) {
@@ -35,6 +44,8 @@ function heard(line) {
   if (!about?.tree) return;
   const done = about.why !== undefined;
   grow(about.tree, { pieces: about.pieces, ...(done && { chosen: about.node, response: about.response, answer: about.answer, why: about.why }) });
+  asked.drawn += 1;
+  if (done && asked.drawn < 4 && !matchMedia("(prefers-reduced-motion: reduce)").matches) replay(page.view, page.view.selected);
   if (done) said(`${about.answer ?? "no answer"} — ${about.why}, ${whole(about.sampled_tokens)} tokens\n${asked.before}${about.response}`);
 }
 
@@ -43,9 +54,9 @@ async function ask(before) {
   const stop = (asked.stop = new AbortController());
   clearInterval(asked.clock);
   element("question").value ||= element("question").placeholder;
-  Object.assign(asked, { question: element("question").value, before, began: Date.now(), clock: setInterval(searching, 500) });
+  Object.assign(asked, { question: element("question").value, before, drawn: 0, began: Date.now(), clock: setInterval(searching, 500) });
   page.view = null;
-  element("view").hidden = element("further").hidden = true;
+  element("view").hidden = element("further").hidden = element("legend").hidden = true;
   searching();
   const messages = [{ role: "user", content: asked.question }];
   if (before) messages.push({ role: "assistant", content: before });
