@@ -12,7 +12,6 @@ from ..eval.named_verifiers import check_judged, load_verifier, named_verifier
 from ..policy.critic import load_value
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.registry import refuse_worlds
 from .answerer import Answerer
 from .requests import MCTS, SAMPLE, Models
 
@@ -36,7 +35,6 @@ def load_models(
         prm, value: folders of networks, or None.
     """
     check_read(config, command="serve", searches="yes")
-    refuse_worlds(config, "serve")
     remote = config.engine.backend == "openai"
     refuse_conflicts(config, "serving", network=prm or value)
     if not (remote or verifier or prm or value or config.search.value):
