@@ -41,7 +41,7 @@ def answer_search(
     grading = None
     if value is not None:
         evaluate = None
-    elif perplexity is not None and config.rewards.pre_weight > 0:
+    elif perplexity is not None and config.rewards.measures:
         evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
     reading: Callable[[Problem], Reading] = reading_of
     if isinstance(policy, TurnPolicy):

@@ -13,7 +13,7 @@ from ..learning.collector import Collector
 from ..learning.methods.by_name import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import opening, tasks_of, with_context
-from ..problems.registry import refuse_worlds
+from ..runs.start import check_searches
 from ..tree.graded import GradedTree
 from .settings import Problems, Reward, address_of, configure_call, outside_loops, reward_address
 
@@ -63,7 +63,7 @@ def collect(
         "seed": seed,
     }
     resolved, folder = configure_call(model, config, arguments, load_training)
-    refuse_worlds(resolved, "collect")
+    resolved = check_searches(resolved, "collect")
     tasks = tasks_of(resolved, split, num, start)
 
     def call() -> list[GradedTree]:

@@ -23,7 +23,7 @@ from ..mcts.driver import SearchResult
 from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.registry import open_source, source_of
+from ..problems.registry import open_source, source_of, with_worlds
 from ..problems.row_columns import check_text
 from ..report.html import frame_page
 from ..rewards.perplexity import Perplexity
@@ -229,6 +229,8 @@ def answer_question(
         raise ConfigError("the question is empty: write its text")
     check_text(problem.question, "the question")
     check_read(config, command="search", searches="yes")
+    source = source_of(problem)
+    config = with_worlds(config, "search", config.search.value is None, None, source)
     config, own, judge = with_own_value(config, folder, student, progress)
     alone = config.search.value is None and own is None
     if judge is None:
@@ -247,7 +249,7 @@ def answer_question(
         )
     perplexity = (
         Perplexity(student, config.search.max_tokens, own=True)
-        if config.rewards.use_student_model and remote is None
+        if config.rewards.measures and remote is None
         else None
     )
     turns = turns_in(problem, config, student, task)

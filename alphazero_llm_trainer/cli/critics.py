@@ -37,7 +37,7 @@ def run_critic(args: argparse.Namespace) -> int:
 
     check_read(config, command=kind, searches="no" if args.data else "yes")
     if not args.data:
-        check_searches(config)
+        config = check_searches(config, kind)
     with Progress(args.quiet) as progress, Stop(progress) as stop:
         tell_loading(args, progress, config)
         from ..learning.critic_network import save_critic

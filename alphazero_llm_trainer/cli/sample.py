@@ -22,13 +22,11 @@ def sample_questions(args: argparse.Namespace) -> int:
     check_least(1, num=args.num, workers=args.workers)
     check_least(0, start=args.start)
     from ..problems.load import tasks_of  # none of this needs torch
-    from ..problems.registry import refuse_worlds
     from ..runs import sample
     from ..runs.start import check_searches
 
     check_read(config, command="sample", searches="yes")
-    check_searches(config)
-    refuse_worlds(config, "sample")
+    config = check_searches(config, "sample")
     tasks = tasks_of(config, args.split, args.num, args.start)
     job = sample.SampleJob(
         config, tasks, args.split, args.start, args.path, args.workers, args.address

@@ -26,8 +26,9 @@ def run_search(args: argparse.Namespace) -> int:
     check_least(0, index=args.index)
     check_critics(args)
     from ..problems.load import tasks_of
-    from ..problems.registry import open_source
+    from ..problems.registry import open_source, with_worlds
 
+    config = with_worlds(config, "search", config.search.value is None)
     task = None
     if args.question is None:
         [task] = tasks_of(config, "test", 1, args.index or 0)

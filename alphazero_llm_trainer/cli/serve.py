@@ -21,6 +21,7 @@ KEY_VARIABLE = "ALPHAZERO_API_KEY"
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
+    from ..problems.registry import with_worlds
     from ..serve.listen import is_loopback, open_socket, serve_app
 
     config = resolve_config(args, load=load_guided(args))
@@ -33,6 +34,7 @@ def run_serve(args: argparse.Namespace) -> int:
             "it, or add --insecure"
         )
     check_critics(args)
+    with_worlds(config, "serve")
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with open_socket(args.host, args.port) as bound, Progress(args.quiet) as progress:

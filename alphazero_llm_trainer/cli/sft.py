@@ -35,7 +35,11 @@ def run_sft(args: argparse.Namespace) -> int:
     config = configure_sft(args)
     check_least(1, eval_size=config.train.eval_size, num=config.train.demonstrations)
     scratch = args.path is None and from_scratch(config)
-    check_read(config, command="sft", searches="no", scratch="yes" if scratch else "no")
+    from ..problems.registry import open_source, with_worlds
+
+    searches = "play" if open_source(config).worlds else "no"
+    check_read(config, command="sft", searches=searches, scratch="yes" if scratch else "no")
+    with_worlds(config, "sft")
     with Folder(args.out).lock(), Progress(args.quiet) as progress:
         tell_loading(args, progress, config)
         from ..runs.sft import supervise_student

@@ -47,6 +47,7 @@ BY_TRAINERS = Read(FITS)
 BY_ANSWERS = Read("command=search,eval,serve")
 BY_OWN_SEARCHES = Read(SEARCHES, "command!=vf-eval")  # that one asks a server for steps
 BY_TEACHERS = Read(SEARCHES, "teachers.tier!=none")
+BY_PLAYERS = Read("searches=yes,play")  # `play`: turns in worlds, one by one
 GENERATING = "search.mode=token|train.groups=verified"
 JUDGED_PLACES = "train.groups=verified|command=search,eval,serve"
 
@@ -349,7 +350,7 @@ class SearchConfig(Section):
     # reasoning step ends; null: as models.yaml says for the student
     step: StepRule = "line"
     # steps; null: as models.yaml says for the student
-    max_depth: Positive = 12
+    max_depth: Annotated[Positive, BY_PLAYERS] = 12
     # tokens of one response; null: as models.yaml says for the student
     max_tokens: Annotated[Positive, Read()] = 160
     # of sampled steps and rollouts where a run learns; null: as models.yaml says for the
@@ -363,9 +364,9 @@ class SearchConfig(Section):
     # sampled and scored tokens a question, and those that worlds gave
     budget_tokens: Positive | None = None
     # seconds that a call of a tool may take, in sources with tools
-    tool_seconds: PositiveFloat = 30.0
+    tool_seconds: Annotated[PositiveFloat, BY_PLAYERS] = 30.0
     # tokens of a tool's answer; the rest is cut, with a mark
-    tool_tokens: Positive = 1024
+    tool_tokens: Annotated[Positive, BY_PLAYERS] = 1024
     # trees alive at once on one engine
     concurrent: Positive = 128
     # where a verifier judges each step as it is drawn (eval)
@@ -430,6 +431,11 @@ class RewardConfig(Section):
     def own(self) -> bool:
         """Whether a reward of the user's own has a weight."""
         return self.custom is not None and self.custom_weight > 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether the perplexity reward is on and has a weight."""
+        return self.use_student_model and self.pre_weight > 0
 
 
 ASKED = Read(SEARCHES, "teachers.tier!=none|rewards.judge!=null")

@@ -20,7 +20,7 @@ from ..config.sections import RewardConfig, StudentModel
 from ..errors import ConfigError
 from ..grading.graders import Grade, Verdict
 from ..problems.load import load_tasks
-from ..problems.registry import check_reads, is_gradable, open_problems, source_of
+from ..problems.registry import check_reads, check_worlds, is_gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
 from ..types import Direction, Problem
@@ -314,6 +314,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)
         source = open_problems(problems)
         check_reads(problems, [source])
+        check_worlds((), source, command="vf-eval")
         chosen.tell_the_task()
         task_config = chosen.task
         likely = task_config.use_student_model

@@ -22,7 +22,7 @@ from ..mcts.waiting import gather_all
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
 from ..problems.load import ALL, load_tasks, opening, with_context
-from ..problems.registry import check_reads, open_one_of
+from ..problems.registry import check_reads, open_one_of, with_worlds
 from ..problems.source import Source
 from ..rewards.custom import JUDGE, open_reward
 from ..tree.extract import remedy, shortfall
@@ -184,8 +184,7 @@ class Evaluation(BaseModel):
             valued=self.value is not None and (self.guide is not None or steps),
             verified=False,
         )
-        sources = {name: open_one_of(config, name) for name in self.source}
-        check_reads(config.problems, [*sources.values()])
+        config, sources = self.open_sources(config)
         custom = open_reward(config.rewards, config.teachers, greet=True)
         benchmarks = {
             name: self.benchmark(config, name, source, progress) for name, source in sources.items()
@@ -270,6 +269,12 @@ class Evaluation(BaseModel):
             },
             "at_k": [pass_rows(cell) for cell in cells if cell.method == SAMPLES_METHOD],
         }
+
+    def open_sources(self, config: Config) -> tuple[Config, dict[str, Source]]:
+        """The configuration as they have it, and the sources by their names."""
+        sources = {name: open_one_of(config, name) for name in self.source}
+        check_reads(config.problems, [*sources.values()])
+        return with_worlds(config, "eval", False, None, *sources.values()), sources
 
     def most_left(self, number: int, folder: EvalFolder, greedy: int) -> int:
         """Tokens that the missing cells from `number` on take at most, where a greedy answer takes

@@ -16,7 +16,7 @@ from ..files import write_json
 from ..live import Progress, run_until
 from ..policy.folders import CHOOSES, CHOSEN, carried_value, read_note
 from ..problems.load import opening, tasks_of, with_context
-from ..problems.registry import open_source
+from ..problems.registry import open_source, with_worlds
 from ..types import JsonObject
 from .attempt import MethodContext
 from .cells import Benchmark, Cell, run_cell
@@ -52,7 +52,7 @@ def tune_search(
         ConfigError: the student carries no value.
         StoppedError: the user asked to stop; nothing is written.
     """
-    source = open_source(config)
+    source, config = open_source(config), with_worlds(config, "eval")
     config, place = carried_value(with_context(config, source), path)
     if place is None:
         raise ConfigError(
@@ -71,7 +71,9 @@ def tune_search(
                 continue
             search = SearchConfig.model_validate(settings)
             settings = {key: getattr(search, key) for key in settings}
-            context = MethodContext(student, rule, config.with_values(search=settings))
+            context = MethodContext(
+                student, rule, config.with_values(search=settings), tasks=benchmark.tasks
+            )
             progress.start(len(benchmark.tasks), unit="problem", doing=doing)
             cell = run_until(stop, run_cell(context, benchmark, method, budget, progress))
             cells.append(cell)

@@ -20,7 +20,7 @@ from ..mcts.seeds import derive_seed
 from ..policy.proposals import policy_of
 from ..policy.verifiers import Product
 from ..problems.load import check_gold
-from ..problems.registry import open_source, reading_of, source_of
+from ..problems.registry import check_worlds, open_source, reading_of, source_of
 from ..problems.step_checks import Calculator
 from ..rewards.custom import open_reward
 from ..rewards.perplexity import Perplexity
@@ -30,7 +30,7 @@ from ..tree.arena import ROOT, Tree
 from ..tree.extract import trajectories
 from ..tree.graded import FAILED, FAILED_REWARD, GradedTree
 from ..types import Cost, Task
-from .earned import Earned, Searches, measures_perplexity
+from .earned import Earned, Searches
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +77,11 @@ class Collector(Earned):
         self.checker = build_terminal_checker(config, self.remote)
         valued = self.value is not None
         refuse_conflicts(config, "training searches", method=method, valued=valued)
-        check_worlds(config, method)
+        source = open_source(config)
+        check_worlds(config, source, command="training searches", method=method)
         # A configuration that can't be searched with is refused now.
         self.worlds = set[str]()  # those whose ways back were checked
-        self._build_driver(finished_earns_one, 1, self._proposals(open_source(config).worlds))
+        self._build_driver(finished_earns_one, 1, self._proposals(source.worlds))
 
     def guide(self, layer: torch.nn.Linear) -> None:
         """Have V = sigmoid(layer(h)) of the student's own last states `h` `[H]` guide the searches
@@ -224,31 +225,6 @@ class Collector(Earned):
             reading=policy.reading if isinstance(policy, TurnPolicy) else reading_of,
             **parts,
         )
-
-
-def check_worlds(config: Config, method: Searches) -> None:
-    """Raise ConfigError for settings of training searches that a source with worlds can't have."""
-    source, train = open_source(config), config.train
-    if not source.worlds:
-        return
-    if not method.worlds:
-        raise ConfigError(
-            f"train.method is {train.method} and source {source.name} has turns in worlds, which it "
-            "can't tell from what worlds answer: name expert_iteration, rft, grpo, ppo or alphazero"
-        )
-    measured = config.rewards.use_student_model and config.rewards.pre_weight > 0
-    settings = {
-        "teachers.tier": config.teachers.tier != "none",
-        "teachers.terminal_checker": config.teachers.terminal_checker,
-        "search.mode=token": config.search.mode == "token",
-        "rewards.use_student_model=true": measured and measures_perplexity(config, method),
-    }
-    for name, used in settings.items():
-        if used:
-            raise ConfigError(
-                f"{name} is set and source {source.name} has turns in worlds, which the student alone "
-                "takes, turn by turn, and whose worlds reward them: leave it out"
-            )
 
 
 def scripted_teacher(config: Config) -> Teacher:

@@ -79,7 +79,6 @@ def credits_combined(config: Config) -> bool:
 
 def measures_perplexity(config: Config, method: Searches) -> bool:
     """Whether a training measures PRE: GRPO and PPO do where their advantages are made of it."""
-    rewards = config.rewards
-    if not rewards.use_student_model or rewards.pre_weight == 0:
+    if not config.rewards.measures:
         return False
     return method.supervised or credits_combined(config)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import glob
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +23,7 @@ from typing import Any
 
 from ..config.load import Config, read_problems
 from ..config.objects import load_object
+from ..config.refusals import refuse_conflicts
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, suggest_nearest
 from ..types import Problem, Task
@@ -35,6 +37,8 @@ from .row_columns import (
 )
 from .source import Source
 from .task_list import QUESTION_SHOWN, ROW_KEYS, TaskList, from_rows
+
+log = logging.getLogger(__name__)
 
 GROUP = "alphazero_llm_trainer.sources"
 
@@ -53,6 +57,14 @@ BUILT_IN = {
     "file": "row_files:FileRows",
 }
 KEYS = (*ROW_KEYS, "path", "levels")  # of `problems`, that some sources read
+
+
+# What is in no reward of a world, nor proposes turns there, unless a user asks for it.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "rewards": {"use_student_model": False},
+    "teachers": {"tier": "none"},
+    "train": {"reward": None},
+}
 
 
 class UnknownSourceError(ConfigError):
@@ -225,15 +237,42 @@ def hold_source(source: Source) -> str:
     return source.name
 
 
-def refuse_worlds(config: Config, command: str) -> Source:
-    """The configured source. Raises ConfigError where it has worlds, which `command` doesn't play."""
-    source = open_source(config)
+def with_worlds(
+    config: Config, command: str, measured: bool = False, method: Any = None, *sources: Source
+) -> Config:
+    """`config` as `command` plays the sources' worlds (none: the configured one), where one has
+    any: without perplexity (PRE), which a line tells, and without teachers.
+
+    Raises ConfigError for what worlds can't have, and for a user's own choice of these.
+
+    Args:
+        measured: the command has PRE in rewards where `config` says so.
+        method: what learns from the searches, if anything.
+    """
+    source = next((one for one in sources or (open_source(config),) if one.worlds), None)
+    if source is None:
+        unread = "and the source has no tools: leave it out"
+        config.refuse(dict.fromkeys(("search.tool_seconds", "search.tool_tokens"), unread))
+        return config
+    config.refuse(
+        {"rewards.pre_weight": f"and worlds reward the turns of source {source.name}: leave it out"}
+    )
+    usual = {
+        name: section
+        for name, section in WITHOUT.items()
+        if not config.own & {f"{name}.{key}" for key in section}
+    }
+    settled = config.with_values(**usual)
+    check_worlds(settled, source, command=command, method=method)
+    if measured and config.rewards.measures:
+        log.warning("worlds reward the turns of source %s: without perplexity (PRE)", source.name)
+    return settled
+
+
+def check_worlds(config: Iterable[tuple[str, Any]], source: Source, **facts: Any) -> None:
+    """Raise ConfigError for what a source with worlds can't have."""
     if source.worlds:
-        raise ConfigError(
-            f"problems.source is {source.name}, whose problems are turns with tools, and {command} "
-            "plays none: search, eval, sft and train do"
-        )
-    return source
+        refuse_conflicts(config, "worlds", "configuration", source=source, **facts)
 
 
 def is_gradable(task: Task) -> bool:

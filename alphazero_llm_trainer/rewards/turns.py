@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..chat.remote import RemoteStudent
 from ..chat.tool_calls import CallForm, as_message, form_of, read_calls, read_line, render_turn
 from ..config.sections import SearchConfig
 from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wanted
@@ -245,13 +244,6 @@ class TurnPolicy(StepPolicy):
     """
 
     def __init__(self, student: Any, settings: SearchConfig, inner: StepPolicy) -> None:
-        if isinstance(student, RemoteStudent):
-            raise ConfigError(
-                "the source has tools or turns and the model is behind --base-url: name a model "
-                "that is here"
-            )
-        if settings.mode == "token":
-            raise ConfigError("search.mode is token and the source has turns: use search.mode=step")
         self.student, self.settings, self.inner = student, settings, inner
         self.lead, self.temperature = inner.lead, settings.temperature
         self.tasks: dict[str, Task] = {}

@@ -35,10 +35,11 @@ LEAST_OUTCOMES = 3  # responses behind both steps of a pair, and behind a step t
 @dataclass(slots=True)
 class Question:
     """A question's text, where its trees are, (journal, byte), and the preferences among its
-    responses.
+    responses. `prompt_ids` are those of a world, whose prompt has more than the text; () elsewhere.
     """
 
     text: str
+    prompt_ids: StateIds = ()
     places: list[tuple[Path, int]] = field(default_factory=list)
     preferences: list[Preference] = field(default_factory=list)
 
@@ -82,7 +83,11 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
                     f"{vocabulary}: name the student that searched it"
                 )
             if any(True for _ in graded(tree)):
-                questions.setdefault(text, Question(text)).places.append((path, place))
+                turns = any(tree.seen)
+                key = f"{text} {record['prompt_ids']}" if turns else text
+                prompt = tuple(record["prompt_ids"]) if turns else ()
+                question = questions.setdefault(key, Question(text, prompt))
+                question.places.append((path, place))
     return list(questions.values())
 
 
@@ -156,7 +161,7 @@ def example_of(
     """The nodes of a question's trees, or every token prefix, with their outcomes; and its sibling
     steps whose outcomes differ.
     """
-    example = Example(student.prompt_ids(question.text))
+    example = Example(question.prompt_ids or student.prompt_ids(question.text))
     for tree in question.trees():
         for state in value_targets(tree, every_token=every_token):
             node = state.node

@@ -121,6 +121,11 @@ def tree_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rows of all trees, with the columns of `kind`."""
     for record, tree in records:
+        if kind != "value" and any(tree.seen):
+            raise DataError(
+                f"the tree {record['key']!r} has turns of a world, and rows of --kind {kind} don't tell "
+                "what it answered: name --kind rollouts, which has a mask"
+            )
         problem = record["problem"]
         common = {
             "question_id": problem["id"],
@@ -132,11 +137,6 @@ def tree_rows(
         if kind == "sft":
             for response in trajectories(tree):
                 if response.right:
-                    if response.mask:
-                        raise DataError(
-                            f"the tree {record['key']!r} has turns of a world, and rows of --kind sft"
-                            " don't tell what it answered: name --kind rollouts, which has a mask"
-                        )
                     row = {**common, **right_response(response)}
                     yield row | (
                         {"completion_ids": []} if SERVER_TOKENS.items() <= record.items() else {}

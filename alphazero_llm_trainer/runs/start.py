@@ -17,7 +17,7 @@ from ..config.load import Config, check_read, load_training, resolve_name, user_
 from ..config.refusals import refuse_conflicts
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
-from ..learning.collector import check_worlds, scripted_teacher
+from ..learning.collector import scripted_teacher
 from ..learning.earned import measures_perplexity
 from ..learning.methods.by_name import METHODS, method_of
 from ..learning.prepared import Prepared
@@ -30,7 +30,7 @@ from ..policy.folders import (
     weights_of,
 )
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
-from ..problems.registry import open_source
+from ..problems.registry import open_source, with_worlds
 from ..rewards.custom import JUDGE, open_reward
 from .tracking import check_tracker
 from .upload import check_hub
@@ -42,7 +42,7 @@ def prepare(config: Config) -> Prepared:
     Raises AlphaZeroError, one sentence, where it can't begin: settings, folders, reward, rows,
     splits or gold answers.
     """
-    check_run(config)
+    config = check_run(config)
     train, source = config.train, open_source(config)
     config = with_context(config, source)
     # Demonstrations are the first tasks of the train split unless the source has others; questions
@@ -76,19 +76,22 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, method, size, replay, questions, *held_out)
 
 
-def check_searches(config: Config) -> None:
-    """Raise ConfigError for settings of training searches that contradict each other."""
+def check_searches(config: Config, command: str) -> Config:
+    """`config` as training searches have it. Raises ConfigError for settings that contradict each
+    other.
+    """
     method, valued = method_of(config.train.method), config.search.value is not None
+    config = with_worlds(config, command, measures_perplexity(config, method), method)
     refuse_conflicts(config, "training searches", method=method, valued=valued)
-    check_worlds(config, method)
+    return config
 
 
-def check_run(config: Config) -> None:
-    """Raise AlphaZeroError, one sentence, where a run of these settings can't begin."""
-    train = config.train
+def check_run(config: Config) -> Config:
+    """`config` as its run has it. Raises AlphaZeroError, one sentence, where it can't begin."""
     refuse_conflicts(config, "train")
     open_reward(config.rewards, config.teachers)
-    check_searches(config)
+    config = check_searches(config, "train")
+    train = config.train
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
         scripted_teacher(config)
@@ -117,6 +120,7 @@ def check_run(config: Config) -> None:
     # A judge's server takes seconds to answer: it is asked last, and by one process.
     if config.rewards.custom == JUDGE and rank_and_size()[0] == 0:
         open_reward(config.rewards, config.teachers, greet=True)
+    return config
 
 
 def check_method(config: Config) -> None:

@@ -98,7 +98,7 @@ class Worker:
             log.warning(said)
         perplexity = None
         refuse_conflicts(config, "worker")
-        if config.rewards.use_student_model and config.rewards.pre_weight > 0:
+        if config.rewards.measures:
             from ..policy.student import frozen_student
 
             shared = student.spec.quantization != "none"

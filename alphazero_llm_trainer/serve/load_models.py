@@ -11,7 +11,6 @@ from ..config.refusals import refuse_conflicts
 from ..eval.named_verifiers import check_judged, load_verifier, named_verifier
 from ..policy.folders import carried_value, with_chosen, with_discount
 from ..problems.load import opening, with_context
-from ..problems.registry import refuse_worlds
 from .answerer import Answerer
 from .requests import MCTS, SAMPLE, Models
 
@@ -35,7 +34,6 @@ def load_models(
         prm, value: folders of networks, or None.
     """
     check_read(config, command="serve", searches="yes")
-    refuse_worlds(config, "serve")
     remote = config.engine.backend == "openai"
     refuse_conflicts(config, "serving", network=prm or value)
     if not (remote or verifier or prm or value or config.search.value):

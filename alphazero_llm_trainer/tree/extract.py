@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT, drawn_mask, world_mask
+from ..types import STUDENT, Step, drawn_mask, world_mask
 from .arena import REJECTED, ROOT, WHOLE, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -314,7 +314,7 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
     A state is a node. With `every_token` it is every token prefix of a response, inside steps and
     rollouts too: what a token-level search asks the value of. Its `node` is then the one that holds
     the prefix's last token (a rollout's tokens: the node that it started from), and prefixes that
-    two siblings share are one state.
+    two siblings share are one state. None ends inside of what a world gave.
     """
     paths = prefixes(tree)
     # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their
@@ -329,6 +329,10 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
                 *[end] * len(rest),
             ]
         for length, node in enumerate(nodes):
+            if every_token and inside_given(
+                tree.step(node), length - len(paths[tree.parent[node]])
+            ):
+                continue
             key, ids = (whole[:length],) * 2 if every_token else (node, paths[node])
             sums = states.setdefault(key, (node, ids, [0, 0.0, 0.0]))[2]
             for power in range(3):
@@ -338,6 +342,11 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
         for node, ids, (weight, earned, squared) in states.values()
     ]
     return sorted(targets, key=lambda state: len(state.token_ids) if every_token else state.node)
+
+
+def inside_given(step: Step, tokens: int) -> bool:
+    """Whether the first `tokens` of a step end inside of what a world gave."""
+    return step.drawn < tokens < len(step.token_ids)
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:

@@ -14,7 +14,8 @@ from alphazero_llm_trainer.chat.tool_calls import write_line
 from alphazero_llm_trainer.config.load import load_training
 from alphazero_llm_trainer.engine.protocol import Generated
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.learning.collector import Collector, check_worlds
+from alphazero_llm_trainer.learning.collector import Collector
+from alphazero_llm_trainer.learning.earned import credits_combined, measures_perplexity
 from alphazero_llm_trainer.learning.methods.by_name import method_of
 from alphazero_llm_trainer.learning.methods.grpo import check_credit
 from alphazero_llm_trainer.learning.prepared import Prepared
@@ -22,7 +23,7 @@ from alphazero_llm_trainer.learning.scoring import Scores
 from alphazero_llm_trainer.learning.size import RunSize
 from alphazero_llm_trainer.learning.stats import RoundStats
 from alphazero_llm_trainer.policy.proposals import make_steps
-from alphazero_llm_trainer.problems.registry import open_source
+from alphazero_llm_trainer.problems.registry import open_source, with_worlds
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rewards.demonstrations import turn_ids, work_out
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
@@ -243,7 +244,7 @@ def test_values_of_turns_leave_the_childs_own_samples_out():
         (["train.method=grpo", "search.mode=token"], "search.mode=token is set and source calc"),
         (["train.method=grpo", "teachers.tier=embedded"], "teachers.tier is set and source calc"),
         (
-            ["train.method=grpo", "train.reward=combined", "rewards.use_student_model=true"],
+            ["train.method=rft", "rewards.use_student_model=true"],
             "rewards.use_student_model=true is set and source calc",
         ),
     ],
@@ -251,7 +252,22 @@ def test_values_of_turns_leave_the_childs_own_samples_out():
 def test_what_cannot_learn_from_turns_is_refused(more, why):
     config = config_of("calc", *more)
     with pytest.raises(ConfigError, match=why):
-        check_worlds(config, method_of(config.train.method))
+        with_worlds(config, "train", True, method_of(config.train.method))
+
+
+def test_worlds_reward_their_turns_and_a_line_says_so(caplog):
+    """GRPO's own recipe has perplexity in its rewards, and teachers where a key is there."""
+    asked = ["train.method=grpo", "problems.source=calc", "student=small"]
+    config = load_training(overrides=asked).with_values(teachers={"tier": "free"})
+    method = method_of("grpo")
+    assert measures_perplexity(config, method)
+    settled = with_worlds(config, "train", True, method)
+    assert not settled.rewards.measures and not credits_combined(settled)
+    assert settled.teachers.tier == "none" and "without perplexity (PRE)" in caplog.text
+    caplog.clear()
+    assert with_worlds(settled, "train", True, method) == settled and not caplog.text
+    plain = load_training(overrides=["train.method=grpo"])
+    assert with_worlds(plain, "train", True, method) is plain and not caplog.text
 
 
 def test_credit_that_does_not_fit_the_source_is_refused():

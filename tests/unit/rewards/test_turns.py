@@ -29,12 +29,12 @@ from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.methods import run_method
 from alphazero_llm_trainer.policy.chat import Chat
 from alphazero_llm_trainer.problems.load import load_tasks, opening
-from alphazero_llm_trainer.problems.registry import hold_source, open_source, refuse_worlds
+from alphazero_llm_trainer.problems.registry import hold_source, open_source, with_worlds
 from alphazero_llm_trainer.problems.source import Source
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.problems.worlds import ObjectWorld
-from alphazero_llm_trainer.rewards.turns import Ending, TurnPolicy, steps_for
+from alphazero_llm_trainer.rewards.turns import Ending, steps_for
 from alphazero_llm_trainer.tree.arena import Tree
 from alphazero_llm_trainer.tree.extract import OUTSIDE, trajectories
 from alphazero_llm_trainer.types import Problem, Said, Task, ToolCall, drawn_mask, ids_of, text_of
@@ -402,13 +402,7 @@ def test_turns_that_read_alike_and_end_differently_are_refused():
         run(lambda: play(2))
 
 
-def test_worlds_refuse_what_cannot_be():
-    _, student, config = calc()
-    with pytest.raises(ConfigError, match="mode is token"):
-        TurnPolicy(student, config.search.with_values(mode="token"), None)
-
-
-def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
+def test_a_class_of_ones_own_is_played_and_serving_refuses_it():
     """The example's boxes, opened one by one."""
     config = config_of(str(CHECKOUT / "examples" / "own_world.py") + ":World")
     source = open_source(config)
@@ -427,5 +421,5 @@ def test_a_class_of_ones_own_is_played_and_sampling_refuses_it():
     context = MethodContext(student, None, config, tasks=[task])
     made = run(lambda: run_method("greedy", context, task.problem, 0, 400))
     assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
-    with pytest.raises(ConfigError, match="sample plays none"):
-        refuse_worlds(config, "sample")
+    with pytest.raises(ConfigError, match="serve plays none"):
+        with_worlds(config, "serve")

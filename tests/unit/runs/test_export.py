@@ -310,3 +310,8 @@ def test_what_a_world_answered_is_a_message_without_a_mask():
     assert [n.get("advantages") for n in nodes] == [None, [1.0, 2.0], None, [5.0]]
     with pytest.raises(DataError, match="turns of a world"):
         [*export_module.tree_rows("sft", [(record, tree)], False)]
+    with pytest.raises(DataError, match="turns of a world"):
+        [*export_module.tree_rows("preferences", [(record, tree)], False)]
+    rows = [*export_module.tree_rows("value", [(record, tree)], False)]
+    # A state is a turn's end, after what was answered to it.
+    assert [row["token_ids"] for row in rows] == [(), (10, 11, 90, 91), (10, 11, 90, 91, 12)]

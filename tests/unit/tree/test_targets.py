@@ -168,6 +168,19 @@ def test_given_tokens_are_told_from_drawn_ones():
     assert Tree.from_dict(tree.to_dict()).ahead().steps(2) == steps
 
 
+def test_no_value_is_inside_of_what_a_world_gave():
+    states = [one.token_ids for one in value_targets(turn_tree(), every_token=True)]
+    assert sorted(states) == [
+        (),
+        (10,),
+        (10, 11),
+        (10, 11, 90, 91),
+        (10, 11, 90, 91, 12),
+        (13,),
+        (13, 91),
+    ]
+
+
 def test_a_tree_of_turns_has_format_3_and_one_without_the_format_2():
     saved = json.loads(json.dumps(turn_tree().to_dict()))
     assert saved["format"] == 3 and Tree.from_dict(saved).to_dict() == turn_tree().to_dict()
