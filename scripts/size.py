@@ -1,6 +1,6 @@
-"""How large the house is: code tokens by room, the sums against their budgets, and what must be open
-for a change (`reading_paths.yaml`). It exits with 1 where a sum is above its budget, or a name of a
-path is gone.
+"""How large the house is: code tokens by room, the sums beside their aims, and what must be open for a
+change (`reading_paths.yaml`). It exits with 1 where a sum is above both its aim and its record, or a
+name of a path is gone.
 
     uv run python scripts/size.py
 
@@ -24,12 +24,16 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-# docs/design.md section 2: what an addition exceeds, it takes out elsewhere.
-PACKAGE_BUDGET = 220_000
-TESTS_SHARE = 0.72  # of the package as it is
-BENCHMARKS_BUDGET = 46_000
-KEYS_BUDGET = 140
-PAGES_BUDGET = 8
+TESTS_SHARE = 0.72  # of the package as it is: the aim of the tests
+# What each sum should be, and what it was when it was recorded: one above its aim may shrink and not
+# grow (docs/design.md section 2: what an addition exceeds, it takes out elsewhere).
+LIMITS = {
+    "package": {"aim": 228_000, "record": 259_104},
+    "tests": {"aim": None, "record": 198_507},
+    "benchmarks and scripts": {"aim": 46_000, "record": 44_580},
+    "keys of training.yaml": {"aim": 140, "record": 142},
+    "result pages": {"aim": 8, "record": 7},
+}
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Python 3.12 cuts an f-string into tokens of its own: it counts as one, as it does before.
 BEGIN, END = (getattr(tokenize, f"FSTRING_{name}", None) for name in ("START", "END"))
@@ -118,33 +122,36 @@ def keys(tree: object) -> int:
     return sum(1 + keys(below) for below in tree.values()) if isinstance(tree, dict) else 0
 
 
+def sums(package: int) -> dict[str, int]:
+    """What is limited, as it is: the names of LIMITS."""
+    keys_file = (ROOT / "config/training.yaml").read_text("utf-8")
+    return {
+        "package": package,
+        "tests": tokens(tracked("tests/*.py")),
+        "benchmarks and scripts": tokens(tracked("benchmarks/*.py", "scripts/*.py")),
+        "keys of training.yaml": keys(yaml.safe_load(keys_file)),
+        "result pages": len(tracked("docs/results/*.md")),
+    }
+
+
 def main() -> int:
-    """Print the sizes, those above their budgets last too; the exit code: 1 where one is."""
+    """Print the sizes, and last those that grew above their limits; the exit code: 1 where one did."""
     python = tracked(f"{PACKAGE}/*.py")
     sizes = rooms(python)
     for room, size in sizes.most_common():
         print(f"{room:28}{size:8,}")
-    package = sum(sizes.values())
-    keys_file = (ROOT / "config/training.yaml").read_text("utf-8")
-    above = []
-    for name, size, budget in (
-        ("package", package, PACKAGE_BUDGET),
-        ("tests", tokens(tracked("tests/*.py")), int(TESTS_SHARE * package)),
-        (
-            "benchmarks and scripts",
-            tokens(tracked("benchmarks/*.py", "scripts/*.py")),
-            BENCHMARKS_BUDGET,
-        ),
-        ("keys of training.yaml", keys(yaml.safe_load(keys_file)), KEYS_BUDGET),
-        ("result pages", len(tracked("docs/results/*.md")), PAGES_BUDGET),
-    ):
-        print(f"{name:28}{size:8,}{budget:10,}")
-        if size > budget:
-            above.append(f"{name} {size - budget:,}")
+    package = sizes.total()
+    print(f"\n{'':28}{'now':>8}{'record':>10}{'aim':>10}")
+    grown = []
+    for name, size in sums(package).items():
+        aim, record = LIMITS[name]["aim"] or int(TESTS_SHARE * package), LIMITS[name]["record"]
+        print(f"{name:28}{size:8,}{record:10,}{aim:10,}")
+        if size > max(aim, record):
+            grown.append(f"{name} by {size - max(aim, record):,}")
     whole = print_paths(python)
-    if above:
-        print(f"above budget: {', '.join(above)}", file=sys.stderr)
-    return int(bool(above) or not whole)
+    if grown:
+        print(f"grown, take as much out: {', '.join(grown)}", file=sys.stderr)
+    return int(bool(grown) or not whole)
 
 
 if __name__ == "__main__":
