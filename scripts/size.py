@@ -24,12 +24,12 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-TESTS_SHARE = 0.72  # of the package as it is: the aim of the tests
+TESTS_SHARE = 0.72  # of the package as it is
 # What each sum should be, and what it was when it was recorded: one above its aim may shrink and not
 # grow (docs/design.md section 2: what an addition exceeds, it takes out elsewhere).
 LIMITS = {
     "package": {"aim": 228_000, "record": 259_104},
-    "tests": {"aim": None, "record": 198_507},
+    "tests": {"record": 198_507},  # its aim: TESTS_SHARE
     "benchmarks and scripts": {"aim": 46_000, "record": 44_580},
     "keys of training.yaml": {"aim": 140, "record": 142},
     "result pages": {"aim": 8, "record": 7},
@@ -144,7 +144,8 @@ def main() -> int:
     print(f"\n{'':28}{'now':>8}{'record':>10}{'aim':>10}")
     grown = []
     for name, size in sums(package).items():
-        aim, record = LIMITS[name]["aim"] or int(TESTS_SHARE * package), LIMITS[name]["record"]
+        record = LIMITS[name]["record"]
+        aim = LIMITS[name].get("aim", int(TESTS_SHARE * package))
         print(f"{name:28}{size:8,}{record:10,}{aim:10,}")
         if size > max(aim, record):
             grown.append(f"{name} by {size - max(aim, record):,}")
