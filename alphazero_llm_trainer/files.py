@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .errors import CheckpointError, ConfigError, DataError, suggest_nearest
+from .types import JsonObject
 
 LOCK = ".lock"
 
@@ -88,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deep") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """A JSON object. Raises OSError, or ValueError where the file holds anything else."""
     value = parse_json(path.read_bytes())
     if not isinstance(value, dict):
@@ -96,7 +97,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[JsonObject]:
     """The whole JSON lines of a file that a process may be writing; none where there is no file."""
     content = path.read_bytes() if path.is_file() else b""
     try:
@@ -154,7 +155,7 @@ class Folder:
                 f"{flag} {self.path} holds {self.card.name} already: {fix}, or name another folder"
             )
 
-    def read_card(self) -> dict[str, Any]:
+    def read_card(self) -> JsonObject:
         """What its card says. Raises CheckpointError where that is none of this kind."""
         try:
             card = read_object(self.card)

@@ -8,6 +8,10 @@ from enum import StrEnum
 from itertools import compress
 from typing import Any, NamedTuple
 
+JsonObject = dict[str, Any]
+TokenIds = tuple[int, ...]  # of a sequence
+TokenPairs = tuple[tuple[int, float], ...]  # tokens with their log-probabilities (nats)
+
 
 class Direction(StrEnum):
     """What a proposer was asked for: a likely-right step, a likely-wrong one, or nothing in

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,7 +12,7 @@ from ..config.sections import BudgetConfig
 from ..engine.protocol import TeacherLedger
 from ..errors import DataError
 from ..files import write_json
-from ..types import Cost
+from ..types import Cost, JsonObject
 from .answer import BUDGET_SPENT, RESTS, CallError
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class Ledgers:
                 why = error.errors()[0]["msg"]
                 raise DataError(f"{path} has no teachers' ledgers ({why}): remove it") from error
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For run.json: the limits, what counts against them, and how many calls were refused."""
         limits = self.limits.model_dump(mode="json")
         return {"limits": limits, "spent": self.sum_spending(), "refused": self.refused}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..engine.completions import all_or_none
 from ..engine.protocol import StepPolicy, Wanted
-from ..types import Continuation, Cost, Problem, Step, text_of
+from ..types import Continuation, Cost, Problem, Step, TokenIds, text_of
 
 
 class ServedSteps(StepPolicy):
@@ -22,7 +22,7 @@ class ServedSteps(StepPolicy):
 
     seed_of: ClassVar[Callable[..., int]]
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem: Problem) -> TokenIds:
         """None: the server alone knows them."""
         return ()
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import TeacherModel, TeachersConfig
-from ..types import Cost
+from ..types import Cost, JsonObject
 from .answer import RESTS, CallError, ChatAnswer, read_answer, status_error
 from .budget import Ledgers
 from .reply import UsageBody
@@ -80,7 +80,7 @@ class ChatClient:
         Raises:
             CallError: why there is none, after the retries.
         """
-        request: dict[str, Any] = {
+        request: JsonObject = {
             "model": self.model.model,
             "messages": list(messages),
             "max_tokens": self.endpoint.settings.max_tokens,
@@ -118,7 +118,7 @@ class ChatClient:
             log.warning("%s", rests)
             self._closed = CallError(RESTS, rests)
 
-    async def _send(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> ChatAnswer:
+    async def _send(self, sdk: openai.AsyncOpenAI, request: JsonObject) -> ChatAnswer:
         """The response to a request."""
         import openai
 

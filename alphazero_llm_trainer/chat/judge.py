@@ -11,7 +11,7 @@ from pathlib import Path
 from ..config.sections import JudgeConfig, TeacherModel, TeachersConfig
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError, RewardError
-from ..types import Problem, Step
+from ..types import Problem, Step, TokenIds
 from .answer import UNUSABLE, CallError
 from .client import ChatClient, Endpoint
 
@@ -77,7 +77,7 @@ class Judge:
         return float(scores[-1])
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.

@@ -21,7 +21,17 @@ from ..engine.protocol import EngineStats, Limits, Wanted
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking
-from ..types import NOTHING, Continuation, Cost, Opening, Problem, Step, text_of
+from ..types import (
+    NOTHING,
+    Continuation,
+    Cost,
+    JsonObject,
+    Opening,
+    Problem,
+    Step,
+    TokenIds,
+    text_of,
+)
 from .chat_steps import ServedSteps, chat_of
 from .reply import Token
 from .server import SPARE, SYSTEM, ChatServer, RequestMessage
@@ -81,7 +91,7 @@ class RemoteEngine:
         return EngineStats(self.cost.prompt_tokens + self.cost.sampled_tokens)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         server = self.server
         return {"backend": "openai", "base_url": server.url, "model": server.model}
 
@@ -150,7 +160,7 @@ class RemoteStudent:
         """What stands for a hash of the weights."""
         return hashlib.sha256(self.title.encode()).hexdigest()
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
+    def prompt_ids(self, question: str) -> TokenIds:
         """None: the server alone knows them."""
         return ()
 

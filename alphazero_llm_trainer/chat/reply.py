@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..types import Cost
+from ..types import Cost, JsonObject
 
 BOM = b"\xef\xbb\xbf"  # of UTF-8, that a reply may begin with
 DONE = b"[DONE]"  # what ends a stream; no JSON is bytes
@@ -155,12 +155,12 @@ class Sampled:
         return Part(text, known, hidden, finish)
 
 
-def as_mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> JsonObject:
     """A JSON object, empty where it is none."""
     return value if isinstance(value, dict) else {}
 
 
-def as_objects(value: Any) -> list[dict[str, Any]]:
+def as_objects(value: Any) -> list[JsonObject]:
     """The items of a JSON list, {} for each that is no object; [] where `value` is no list."""
     return [*map(as_mapping, value)] if isinstance(value, list) else []
 
@@ -182,7 +182,7 @@ def read_text(content: Any) -> tuple[str, str]:
     return ("", text + hidden) if apart else (text, hidden)
 
 
-def read_token(token: dict[str, Any]) -> Token | None:
+def read_token(token: JsonObject) -> Token | None:
     """A token's text and log-probability, None where it is impossible or not told."""
     text, raw = token.get("token"), token.get("bytes")
     try:
@@ -201,7 +201,7 @@ def finish_of(reason: Any) -> str | None:
     return None if name == "null" else ENDED.get(name, "stop")
 
 
-def raise_failure(body: dict[str, Any], choice: dict[str, Any]) -> None:
+def raise_failure(body: JsonObject, choice: JsonObject) -> None:
     """Raise BrokenOff for a failure that is told in a reply."""
     failure = body.get("error") or choice.get("error")
     if not failure and "error" in (body.get("object"), body.get("type")):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.sections import ADDRESS, OpenaiConfig, TeacherModel
 from ..errors import ConfigError, EngineError, RequestError, reason_of
-from ..types import Cost, in_first_question
+from ..types import Cost, JsonObject, in_first_question
 from .reply import DONE, BrokenOff, Part, Sampled, clean_words, read_events
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Asking:
                 return answer
 
 
-def leave_out(request: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+def leave_out(request: Mapping[str, Any], left_out: Collection[str]) -> JsonObject:
     """A request without what is left out of it: a limit by its other name, and a system prompt
     before the first question.
     """
@@ -230,7 +230,7 @@ class ChatServer:
             RequestError: the server doesn't take this request, or fails with it alone.
             EngineError: the server can't be reached or fails, or the dollars are spent.
         """
-        request: dict[str, Any] = {
+        request: JsonObject = {
             "model": self.model,
             "messages": list(messages),
             "temperature": temperature,
@@ -278,7 +278,7 @@ class ChatServer:
         return RequestError(str(error))
 
     async def _once(
-        self, request: dict[str, Any], spent: Cost, max_tokens: int, retries: int
+        self, request: JsonObject, spent: Cost, max_tokens: int, retries: int
     ) -> AsyncGenerator[Part, None]:
         """One attempt at a reply. Raises BrokenOff, too."""
         import httpx

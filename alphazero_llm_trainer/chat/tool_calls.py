@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError
-from ..types import Said, ToolCall
+from ..types import JsonObject, Said, ToolCall
 
 
 class CallForm(NamedTuple):
@@ -142,7 +142,7 @@ def write_line(said: Said) -> str:
     return f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
 
 
-def as_message(said: Said) -> dict[str, Any]:
+def as_message(said: Said) -> JsonObject:
     """A turn as a message of a chat, as chat templates and servers read it; ids of calls count from
     0 in nine digits, which Mistral's templates ask for.
     """

@@ -22,6 +22,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from ..errors import ConfigError, suggest_nearest
 from ..files import flatten_keys
+from ..types import JsonObject
 from .refusals import name_value, refuse_conflicts, split_condition
 from .sections import (
     SEARCHES,
@@ -137,7 +138,7 @@ def text_type(key: str) -> Any:
 EMPTIED = ("problems.system_prompt",)  # where no text is another thing than none of one's own
 
 
-def parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> JsonObject:
     """`train.optimizer.epochs=2` as a nested mapping. Text is taken as it is written (`null` is
     none where a key may have none); every other value is read as YAML. Raises ConfigError where
     that would leave something out.
@@ -216,7 +217,7 @@ def read_problems(**settings: Any) -> ProblemsConfig:
     return load_config(overrides=[{"problems": settings}]).problems
 
 
-def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
+def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> JsonObject:
     """`merged` with a recipe's values, but for those keys of training.yaml and models.yaml that
     don't have the value they came with: that is the user's, and stays. A shape is the user's as a
     whole.

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ConfigError
+from ..types import JsonObject
 from .shipped import parse_yaml
 
 
 @lru_cache
-def read_refusals() -> dict[str, list[dict[str, Any]]]:
+def read_refusals() -> dict[str, list[JsonObject]]:
     """What refusals.yaml says: the sentences of each place."""
     return parse_yaml(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..errors import EngineError
-from ..types import Cost
+from ..types import Cost, JsonObject, TokenIds, TokenPairs
 from .admission import Capabilities
 from .background import LoopThread
 from .device import context_of, text_config
@@ -33,7 +33,6 @@ from .protocol import Engine, EngineStats, Generated, GenerateRequest, Pair, Wat
 from .step_ends import StepEnds
 
 T = TypeVar("T")
-Pairs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,11 @@ class Ask:
     tokens too.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     max_new_tokens: int
     temperature: float
     seed: int
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: TokenIds = ()
     top_k: int = 0
     max_steps: int | None = None
     scored: bool = False
@@ -65,9 +64,9 @@ class Answer:
     unless they were asked for.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
-    top: tuple[Pairs, ...]
+    top: tuple[TokenPairs, ...]
     cached: int = 0
     scores: tuple[float | None, ...] = ()
 
@@ -101,7 +100,7 @@ def sampling_fields(ask: Ask) -> dict[str, Any]:
     return parameters | ({"prompt_logprobs": 0} if ask.scored else {})
 
 
-def rank_tokens(pairs: dict[int, float], k: int) -> Pairs:
+def rank_tokens(pairs: dict[int, float], k: int) -> TokenPairs:
     """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower
     token.
     """
@@ -151,7 +150,7 @@ class CompletionEngine(Engine):
         whole = context_of(text_config(model), context + 2) < context + 2
         self.capabilities = Capabilities(context, trainable, of_model=whole)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
-        self.facts: dict[str, Any] = {}
+        self.facts: JsonObject = {}
         self.thread: LoopThread
         self._live: set[asyncio.Task[Any]] = set()
 
@@ -176,9 +175,7 @@ class CompletionEngine(Engine):
         """The backend reads no cache for these: prefix and continuation are computed."""
         return await self._run([self._score_tokens(*pair) for pair in sequences])
 
-    async def _topk(
-        self, prefixes: Sequence[tuple[int, ...]], k: int
-    ) -> list[list[tuple[int, float]]]:
+    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[list[tuple[int, float]]]:
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -298,9 +295,7 @@ class CompletionEngine(Engine):
         )
         return "stop" if last in request.stop_ids or full else "length"
 
-    async def _score_tokens(
-        self, prefix: tuple[int, ...], continuation: tuple[int, ...]
-    ) -> list[float]:
+    async def _score_tokens(self, prefix: TokenIds, continuation: TokenIds) -> list[float]:
         self.cost.calls += 1
         self.cost.scored_tokens += len(continuation)
         if not continuation:
@@ -308,7 +303,7 @@ class CompletionEngine(Engine):
         answer = await self._count_call(Ask(prefix + continuation, 1, 0.0, 0, scored=True))
         return [float(value) for value in answer.scores[len(prefix) :] if value is not None]
 
-    async def _peek(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
+    async def _peek(self, prefix: TokenIds, k: int) -> list[tuple[int, float]]:
         answer = await self._count_call(Ask(prefix, 1, 0.0, 0, top_k=k))
         self.cost.calls += 1
         self.cost.cached_tokens += answer.cached

@@ -19,7 +19,7 @@ import torch
 
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
-from ..types import Cost
+from ..types import Cost, JsonObject, TokenIds
 from .admission import Capabilities, Door, check_room
 from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
@@ -103,7 +103,7 @@ class InProcessEngine(Engine):
         self.forward = self._make_forward()
         self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
-        self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
+        self.facts: JsonObject = {"backend": "inprocess", "forward": self.forward.facts()}
         on_host = weight.device.type == "cpu"
         self.sampler = Sampler(kernels) if on_host else DeviceSampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
@@ -146,13 +146,11 @@ class InProcessEngine(Engine):
         calls = [partial(self._submit_scoring, *pair) for pair in sequences]
         return await self._ask(calls, [len(before) + len(after) for before, after in sequences])
 
-    async def _topk(
-        self, prefixes: Sequence[tuple[int, ...]], k: int
-    ) -> list[list[tuple[int, float]]]:
+    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[list[tuple[int, float]]]:
         """What is known costs nothing and waits for nothing."""
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
-    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+    async def values(self, sequences: Sequence[TokenIds]) -> list[float]:
         """The value head's output in (0, 1) after the last token of each sequence. What is known
         costs nothing and waits for nothing.
         """
@@ -294,7 +292,7 @@ class InProcessEngine(Engine):
         self.cost.cached_tokens += known
         self.cost.prompt_tokens += tokens - known
 
-    def _row(self, tokens: tuple[int, ...]) -> DecodingRow:
+    def _row(self, tokens: TokenIds) -> DecodingRow:
         """The row that computes the last of `tokens`; what it takes is charged."""
         self.queue.reserve(len(tokens))
         path = self.tree.walk(tokens)
@@ -302,7 +300,7 @@ class InProcessEngine(Engine):
         self._charge(len(path), cached)
         return row
 
-    def _submit_peek(self, prefix: tuple[int, ...], k: int) -> Any:
+    def _submit_peek(self, prefix: TokenIds, k: int) -> Any:
         node = self.tree.find(prefix)
         if node is not None and self.tree.memoised[node]:
             self._charge(len(prefix), len(prefix))
@@ -312,7 +310,7 @@ class InProcessEngine(Engine):
         self._row(prefix).peeks.append((future, k))
         return future
 
-    def _submit_value(self, tokens: tuple[int, ...]) -> Any:
+    def _submit_value(self, tokens: TokenIds) -> Any:
         node = self.tree.find(tokens)
         if node is not None and not math.isnan(self.tree.value[node]):
             self._charge(len(tokens), len(tokens))
@@ -321,7 +319,7 @@ class InProcessEngine(Engine):
         self._row(tokens).values.append(future)
         return future
 
-    def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> Any:
+    def _submit_scoring(self, prefix: TokenIds, continuation: TokenIds) -> Any:
         """Queue what is needed to know the log-probability of every token of `continuation`;
         nothing where all are known.
         """

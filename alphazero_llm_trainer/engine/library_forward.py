@@ -16,6 +16,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..config.sections import PREFILL_TOKENS
+from ..types import JsonObject
 from .decoder import Decoder, Out
 from .device import tell_once, text_config
 from .last_layer import LastLayer
@@ -100,7 +101,7 @@ class LibraryForward:
         """Give memory back that it needs while it computes."""
         self.decoder.release()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json says about it: its name, what it multiplies in, its threads."""
         products = str(self.tree.dtype).removeprefix("torch.")
         return {"name": self.name, "products": products, "threads": torch.get_num_threads()}

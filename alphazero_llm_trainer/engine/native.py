@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from ..errors import EngineError
+from ..types import JsonObject
 from .kernel_build import open_kernels
 from .precision import (
     FLOATS,
@@ -268,7 +269,7 @@ class NativeLlama:
         """How many threads compute it: torch's, where it is large enough."""
         return kernel_threads(self.parameters, torch.get_num_threads())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json says about it: its name, what it multiplies in, its threads."""
         return {"name": self.name, "products": unit_name(self.unit), "threads": self.threads}
 

@@ -18,8 +18,6 @@ import torch
 ROOT_NODE = 0
 NAN = float("nan")
 
-TokenPairs = tuple[tuple[int, float], ...]
-
 
 class PrefixTree:
     """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EngineError
 from ..grading.answers import is_final
-from ..types import Continuation, Cost, Direction, Problem, Step, text_of
+from ..types import (
+    Continuation,
+    Cost,
+    Direction,
+    JsonObject,
+    Problem,
+    Step,
+    TokenIds,
+    TokenPairs,
+    text_of,
+)
 from .admission import Capabilities, check_ids, check_request, check_room
 from .step_ends import StepEnds
 
@@ -20,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prefix and of what follows it
+Pair = tuple[TokenIds, TokenIds]  # token ids of a prefix and of what follows it
 # (token ids, log-probabilities) of sequences
-Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
+Drawn = tuple[tuple[TokenIds, tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,7 @@ class GenerateRequest:
     log-probability too: that of later draws.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     n: int = 1
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -68,10 +78,10 @@ class Generated:
     has none or the engine doesn't tell.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
     finish: str
-    top: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    top: tuple[TokenPairs, ...] | None = None
     cached_tokens: int = 0
     tempered: tuple[float, ...] | None = None
 
@@ -83,7 +93,7 @@ class Sample(Protocol):
 
     tokens: list[int]
     logprobs: list[float]
-    top: list[tuple[tuple[int, float], ...]]
+    top: list[TokenPairs]
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +136,7 @@ class Engine(ABC):
     eos_id: int
     eos_ids: frozenset[int]
     step_ends: StepEnds
-    facts: dict[str, Any]
+    facts: JsonObject
 
     async def generate(
         self, requests: Sequence[GenerateRequest], watch: Watch | None = None
@@ -149,7 +159,7 @@ class Engine(ABC):
         return await self._score(sequences)
 
     async def next_token_topk(
-        self, prefixes: Sequence[tuple[int, ...]], k: int
+        self, prefixes: Sequence[TokenIds], k: int
     ) -> list[list[tuple[int, float]]]:
         """The k likeliest next tokens of each prefix with their log-probabilities, likeliest
         first.
@@ -170,7 +180,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def _topk(
-        self, prefixes: Sequence[tuple[int, ...]], k: int
+        self, prefixes: Sequence[TokenIds], k: int
     ) -> list[list[tuple[int, float]]]: ...
 
     @abstractmethod
@@ -181,7 +191,7 @@ class Engine(ABC):
         `weights` is a state dict. Raises EngineError while requests are under way.
         """
 
-    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+    async def values(self, sequences: Sequence[TokenIds]) -> list[float]:
         """The value head's output in (0, 1) after the last token of each sequence. Raises
         EngineError without a head.
         """
@@ -229,7 +239,7 @@ class ValueFunction(Protocol):
     @property
     def computes(self) -> bool: ...
 
-    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+    async def __call__(self, token_ids: TokenIds) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""
         ...
 
@@ -309,7 +319,7 @@ class Verifier(Protocol):
     def scored_tokens(self) -> int: ...
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.
@@ -349,8 +359,8 @@ class RolloutRequest:
     "beam"), `limit` tokens at most, with each step's `top_k` next tokens.
     """
 
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
+    prompt: TokenIds
+    response: TokenIds
     kind: str
     limit: int
     seed: int
@@ -368,7 +378,7 @@ class StepPolicy(ABC):
     temperature: float
 
     @abstractmethod
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem: Problem) -> TokenIds:
         """Token ids of the prompt that asks a problem's question."""
 
     @asynccontextmanager
@@ -446,7 +456,7 @@ class TeacherLedger:
     failures: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For run.json."""
         return {
             "calls": self.calls,

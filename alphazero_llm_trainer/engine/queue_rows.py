@@ -8,10 +8,11 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from ..types import JsonObject, TokenPairs
 from .protocol import Generated, GenerateRequest
 from .without import Taken
 
@@ -44,7 +45,7 @@ class Rider:
     logprobs: list[float] = field(default_factory=list)
     # log-probabilities at the request's `tempered`
     tempered: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    top: list[TokenPairs] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,7 @@ class RowForward(Protocol):
         """Compute rows, ancestors before descendants; the class says what is ready then."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json says about it: its name, what it multiplies in, its threads."""
         ...
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .prefix_tree import TokenPairs
+from ..types import TokenPairs
 from .without import Taken, place_of, temper_logprob
 
 UNIT = 2.0**40  # of whole numbers, the chance of a row's likeliest token

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from ..errors import EngineError
-from ..types import Cost
-from .prefix_tree import PrefixTree, TokenPairs
+from ..types import Cost, TokenPairs
+from .prefix_tree import PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Sampler, Special

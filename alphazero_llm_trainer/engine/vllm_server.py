@@ -25,6 +25,7 @@ import httpx
 
 from ..config.sections import EngineConfig
 from ..errors import ConfigError, EngineError
+from ..types import JsonObject, TokenPairs
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, rank_tokens, sampling_fields
 from .vllm_weights import Versions, has_adapter, write_adapter
@@ -182,7 +183,7 @@ class ServerEngine(CompletionEngine):
                 await asyncio.sleep(0.2 * attempt)
         raise AssertionError
 
-    async def _send(self, url: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _send(self, url: str, content: Mapping[str, Any] | None = None) -> JsonObject:
         """The server's JSON answer; anything else is an EngineError."""
         response = await self._exchange(url, content)
         if response.status_code >= 400:
@@ -201,7 +202,7 @@ class ServerEngine(CompletionEngine):
             ) from error
 
 
-def request_body(ask: Ask, model: str) -> dict[str, Any]:
+def request_body(ask: Ask, model: str) -> JsonObject:
     """The request's JSON. Everything that a server's or model's defaults could change is said."""
     return {
         "model": model,
@@ -221,7 +222,7 @@ def parse_answer(answer: Mapping[str, Any], ask: Ask) -> Answer:
         [choice] = answer["choices"]
         ids, logged = tuple(choice["token_ids"]), choice["logprobs"]
         logprobs = tuple(float(value) for value in logged["token_logprobs"])
-        top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        top: tuple[TokenPairs, ...] = ()
         if ask.top_k:
             rows = logged["top_logprobs"]
             top = tuple(

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..types import TokenIds
+
 # Probability that has to be left: a draw out of less would be one of steps that the policy all but
 # excludes.
 LEAST_MASS = 1e-3
@@ -32,7 +34,7 @@ class Taken:
     after: dict[int, Taken] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sequences: Iterable[tuple[tuple[int, ...], tuple[float, ...]]]) -> Taken | None:
+    def of(cls, sequences: Iterable[tuple[TokenIds, tuple[float, ...]]]) -> Taken | None:
         """The tree of (token ids `[T]`, log-probabilities at the draws' temperature `[T]`); None
         where nothing is taken or left.
         """

@@ -4,13 +4,11 @@ none.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..engine.step_ends import split_steps
 from ..mcts.waiting import gather_all
 from ..problems.registry import is_gradable
 from ..rewards.custom import JUDGE
-from ..types import Opening, Step, Task
+from ..types import JsonObject, Opening, Step, Task
 from .attempt import MethodContext
 from .cells import Benchmark, grade_responses
 from .methods import run_method
@@ -23,7 +21,7 @@ RIGHT = 0.5  # score from which on the judge calls an answer right
 
 async def measure_agreement(
     context: MethodContext, benchmark: Benchmark, opening: Opening
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """On how many greedy answers judge and gold say the same, with the interval, and how many gold
     calls right; None without a judge or without gold.
     """

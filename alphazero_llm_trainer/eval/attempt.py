@@ -21,7 +21,7 @@ from ..mcts.steps import end_verdict
 from ..problems.registry import source_of
 from ..rewards.turns import Ending, TurnPolicy, steps_for
 from ..tree.arena import REJECTED, ROOT, Tree
-from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, ids_of, text_of
+from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, TokenIds, ids_of, text_of
 from .named_verifiers import NoVerifier
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ class Attempt:
         self.ends: Counter[str] = Counter()  # why responses have no answer: keys of SHORT
         # By the steps before them, and whether they are one line: what was drawn, with
         # log-probabilities at `search.temperature`; see `draw`.
-        self.drawn: dict[
-            tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]
-        ] = {}
+        self.drawn: dict[tuple[TokenIds, bool], dict[TokenIds, tuple[float, ...]]] = {}
         self.shortest = (
             1  # tokens of the shortest whole response: another draw has at least as many
         )

@@ -18,7 +18,7 @@ from ..problems.load import rows_hash
 from ..problems.registry import is_gradable, source_of
 from ..rewards.custom import CustomReward
 from ..rewards.turns import Ending
-from ..types import Task
+from ..types import JsonObject, Task
 from .attempt import Answered, Attempt, MethodContext
 from .methods import REFUSED, TOO_LONG, run_method
 from .metrics import repeats
@@ -88,7 +88,7 @@ class Cell:
     unanswered: str = ""
     silent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    answers: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[JsonObject] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:

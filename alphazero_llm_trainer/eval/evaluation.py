@@ -26,6 +26,7 @@ from ..problems.registry import check_reads, open_one_of
 from ..problems.source import Source
 from ..rewards.custom import JUDGE, open_reward
 from ..tree.extract import remedy, shortfall
+from ..types import JsonObject
 from .agreement import measure_agreement
 from .attempt import MethodContext
 from .cells import SAMPLES_METHOD, Benchmark, refusal_reasons, run_cell, run_samples
@@ -131,7 +132,7 @@ class Evaluation(BaseModel):
         folder: EvalFolder,
         progress: Progress,
         stop: Callable[[], bool],
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Every cell that is missing in `folder`; returns what results.json holds. `path`
         is the student's folder.
 
@@ -170,7 +171,7 @@ class Evaluation(BaseModel):
         folder: EvalFolder,
         progress: Progress,
         stop: Callable[[], bool],
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """`run` without the student's own value."""
         steps = config.search.mode == "step"
         refuse_conflicts(config, "evaluation")
@@ -344,7 +345,7 @@ class Evaluation(BaseModel):
             progress.say(used + whole)
         return Benchmark(name, tasks)
 
-    def identity(self, config: Config) -> dict[str, Any]:
+    def identity(self, config: Config) -> JsonObject:
         """What decides the figures of a cell, besides the student's weights and the benchmarks'
         rows.
         """

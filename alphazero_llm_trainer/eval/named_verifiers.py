@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..policy.verifiers import RANKING, LogProbability, Product
 from ..problems.step_checks import Calculator
 from ..rewards.custom import JUDGE
-from ..types import Problem, Step
+from ..types import Problem, Step, TokenIds
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -30,7 +30,7 @@ class NoVerifier:
     name, checks, guides, computes, scored_tokens = "none", True, False, False, 0
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         return Judgement((1.0,) * len(steps), 1.0)
 

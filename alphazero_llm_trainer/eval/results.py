@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
-from ..types import OF_WORLDS
+from ..types import OF_WORLDS, JsonObject
 from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -45,7 +45,7 @@ class EvalFolder(Folder):
         self.cells, self.identity, self.benchmarks = self.path / "cells", identity, benchmarks
         self.cells.mkdir(parents=True, exist_ok=True)
 
-    def cell_identity(self, benchmark: str) -> dict[str, Any]:
+    def cell_identity(self, benchmark: str) -> JsonObject:
         """What a finished cell of a benchmark must agree with to be used again."""
         return {**self.identity, **self.benchmarks[benchmark]}
 
@@ -88,7 +88,7 @@ class EvalFolder(Folder):
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def summarise_cell(cell: Cell) -> dict[str, Any]:
+def summarise_cell(cell: Cell) -> JsonObject:
     """A cell's row: accuracy with Wilson's interval, means a problem, counts of what was not graded
     as an answer; the mean of the user's own reward where it didn't fail, and how often it did.
     """
@@ -128,7 +128,7 @@ def interval_triple(interval: Interval) -> list[float]:
     return [interval.value, interval.low, interval.high]
 
 
-def pair_methods(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def pair_methods(cells: Sequence[Cell]) -> list[JsonObject]:
     """Mean differences with 95% paired bootstrap intervals at the same budget: every method over
     each baseline, those that repair steps over the control too. Without gold there are none, and
     none of a cell whose answers were cut.
@@ -149,7 +149,7 @@ def pair_methods(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return rows
 
 
-def find_leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def find_leaders(cells: Sequence[Cell]) -> list[JsonObject]:
     """By benchmark and budget the method with the highest mean, the cheaper one of equals, and
     after it those that it isn't shown to be better than: the paired interval of the difference
     holds 0. Rewards are compared where there is no gold. None of a cell whose answers were cut.
@@ -172,7 +172,7 @@ def find_leaders(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return rows
 
 
-def list_failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+def list_failures(cells: Sequence[Cell]) -> dict[str, JsonObject]:
     """By benchmark the first `FAILURES` problems that were not answered right, by the leader at the
     largest budget; nothing where no problem has a gold answer.
     """
@@ -189,9 +189,9 @@ def list_failures(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def pass_rows(cell: Cell) -> dict[str, Any]:
+def pass_rows(cell: Cell) -> JsonObject:
     """pass@k for the k that there are samples for, with intervals over problems."""
-    row: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
+    row: JsonObject = {"benchmark": cell.benchmark, "samples": cell.budget}
     row["no_gold"] = not cell.gold
     row["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
     row["refusals"] = cell.refused

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ..answering.students import answering_student
 from ..config.load import Config
@@ -18,6 +17,7 @@ from ..live import Progress, run_until
 from ..policy.folders import CHOOSES, CHOSEN, carried_value, read_note
 from ..problems.load import opening, tasks_of, with_context
 from ..problems.registry import open_source
+from ..types import JsonObject
 from .attempt import MethodContext
 from .cells import Benchmark, Cell, run_cell
 from .metrics import paired_bootstrap
@@ -42,7 +42,7 @@ def tune_search(
     budget: int,
     progress: Progress,
     stop: Callable[[], bool],
-) -> dict[str, Any]:
+) -> JsonObject:
     """What critic.json says from now on as `search`, under the source's rule: `select`, `backup`
     and `exploration` of the best tree search; whether the value `helps`: its best search is better
     than the best without it, with 95% confidence; and the `table` of all. `num` validation problems
@@ -61,7 +61,7 @@ def tune_search(
         )
     benchmark = Benchmark("validation", tasks_of(config, "validation", num, start))
     student = answering_student(config, path, opening(config), inference=False)
-    rows, cells = list[dict[str, Any]](), list[Cell]()
+    rows, cells = list[JsonObject](), list[Cell]()
     for verifier, tried in (("calculator", UNGUIDED_METHODS), ("calculator+value", GUIDED_METHODS)):
         rule = load_verifier(verifier, student, config, None, place)
         for doing in tried.split(", "):
@@ -86,7 +86,7 @@ def tune_search(
     return record
 
 
-def choose_settings(rows: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> dict[str, Any]:
+def choose_settings(rows: Sequence[JsonObject], cells: Sequence[Cell]) -> JsonObject:
     """The settings of the best tree search, and whether and by how much the value helps; the first
     of equals.
     """

@@ -17,6 +17,7 @@ from ..engine.native import NativeLlama
 from ..engine.protocol import Engine, GenerateRequest
 from ..engine.vllm_weights import has_adapter
 from ..errors import ConfigError, EngineError
+from ..types import JsonObject, TokenIds
 from .folders import GGUF
 
 SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of each
@@ -64,7 +65,7 @@ def start_engine(
 GAP_MEAN, GAP_P99 = 0.05, 0.5
 
 
-def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
+def check_rounding(engine: Engine, model: Any, prompt: TokenIds) -> None:
     """Where the in-process engine multiplies in bfloat16, and the model in fp32: `check_numerics`,
     into `engine.facts`.
     """
@@ -76,7 +77,7 @@ def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
         engine.facts["numerics"] = check_numerics(engine, model, prompt)
 
 
-def check_update(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
+def check_update(engine: Engine, model: Any, prompt: TokenIds) -> None:
     """`check_numerics` again, where the start had it, into `engine.facts`: an adapter that was zero
     then isn't after an update. One process alone does: sharded weights have no forward of their
     own.
@@ -89,9 +90,7 @@ def check_update(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:
     known["after_updates"]["version"] = engine.version
 
 
-def check_numerics(
-    engine: Engine, model: Any, prompt: tuple[int, ...], when: str = ""
-) -> dict[str, Any]:
+def check_numerics(engine: Engine, model: Any, prompt: TokenIds, when: str = "") -> JsonObject:
     """Differences (nats) between the engine's log-probabilities and the model's own forward, as
     run.json keeps them.
 
@@ -112,7 +111,7 @@ def check_numerics(
         own = trainer_logprobs(model, prompt, sample.token_ids)
         sampled_gaps += [abs(a - b) for a, b in zip(own, sample.logprobs, strict=True)]
         scored_gaps += [abs(a - b) for a, b in zip(own, scores, strict=True)]
-    facts: dict[str, Any] = {"tokens": len(sampled_gaps)}
+    facts: JsonObject = {"tokens": len(sampled_gaps)}
     for name, gaps in (("sampled", sampled_gaps), ("scored", scored_gaps)):
         mean, p99 = sum(gaps) / len(gaps), sorted(gaps)[int(0.99 * (len(gaps) - 1))]
         facts |= {f"{name}_mean": mean, f"{name}_p99": p99, f"{name}_max": max(gaps)}
@@ -129,7 +128,7 @@ def check_numerics(
     return facts
 
 
-def trainer_logprobs(model: Any, prompt: tuple[int, ...], response: tuple[int, ...]) -> list[float]:
+def trainer_logprobs(model: Any, prompt: TokenIds, response: TokenIds) -> list[float]:
     """Log-probabilities `[T]` of `response` after `prompt` by the model's own forward."""
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([prompt + response], device=device)

@@ -15,7 +15,7 @@ from ..config.sections import StudentModel
 from ..engine.step_ends import joins_texts
 from ..errors import ConfigError, RequestError, first_line
 from ..grading.answers import marks_thinking
-from ..types import Opening, Problem, in_first_question
+from ..types import Opening, Problem, TokenIds, in_first_question
 from .folders import PACKAGED, TEMPLATE
 
 DATE = datetime.date(2024, 7, 26)  # of templates that tell the day: Llama's, so that prompts stay
@@ -47,15 +47,13 @@ class Chat:
     opening: Opening
     spec: StudentModel
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
+    def prompt_ids(self, question: str) -> TokenIds:
         """Token ids of the chat that asks `question`, ready for a response."""
         return self.chat_ids(
             [*self.opening.messages(question), {"role": "user", "content": question}]
         )
 
-    def chat_ids(
-        self, messages: Sequence[Mapping[str, str]], going_on: bool = False
-    ) -> tuple[int, ...]:
+    def chat_ids(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> TokenIds:
         """Token ids of a whole chat (`role` and `content` each), ready for the next response;
         `going_on`: for the rest of its last message.
 
@@ -73,7 +71,7 @@ class Chat:
             return (*opening, *self.encode("".join(texts)))
         return tuple(self.encode(self.write_chat(messages, GOING_ON if going_on else OPENED)))
 
-    def turn_ids(self, question: str, answer: str, end: int) -> tuple[int, ...]:
+    def turn_ids(self, question: str, answer: str, end: int) -> TokenIds:
         """Token ids of what the student's chat template writes of an `answer` after the prompt of
         `question`, down to the token that is the turn's `end`; of the answer and that token where
         there is no template, or it writes the answer otherwise than the prompt lets it.
@@ -293,7 +291,7 @@ class Prompts:
     def __init__(self, student: Chat) -> None:
         self._ids = functools.cache(student.prompt_ids)
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem: Problem) -> TokenIds:
         """The problem's prompt."""
         return self._ids(problem.question)
 

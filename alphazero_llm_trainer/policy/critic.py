@@ -30,7 +30,7 @@ from ..engine.device import text_config
 from ..engine.protocol import UNJUDGED, Engine, Judgement, Verifier
 from ..errors import CheckpointError, EngineError
 from ..files import read_object
-from ..types import Problem, Step
+from ..types import JsonObject, Problem, Step, TokenIds
 from .adapters import AdapterView, load_adapter, model_fingerprint
 from .public_prm import load_public
 from .student import Student, check_kind, engine_over
@@ -52,7 +52,7 @@ class Critic:
 
     engine: Engine
     rollout_weight: float
-    card: dict[str, Any]
+    card: JsonObject
     head: str | None = None  # of a critic without an engine of its own, what the policy's must have
 
     @property
@@ -60,7 +60,7 @@ class Critic:
         """Whether its engine computes tokens for it alone."""
         return self.head is None
 
-    async def values(self, states: Sequence[tuple[int, ...]]) -> list[float]:
+    async def values(self, states: Sequence[TokenIds]) -> list[float]:
         """p in [0, 1] of the states after these tokens, prompt included. Raises EngineError where
         the policy's engine has another head by now.
         """
@@ -68,7 +68,7 @@ class Critic:
             raise EngineError("the student has another value head by now: load this one again")
         return await self.engine.values(states)
 
-    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+    async def __call__(self, token_ids: TokenIds) -> float:
         """p of one state."""
         [value] = await self.values([token_ids])
         return value
@@ -91,7 +91,7 @@ class CriticVerifier:
         return self.critic.engine.stats.computed_tokens if self.computes else 0
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read. Raises RequestError for a response that doesn't fit into the context.
@@ -162,7 +162,7 @@ def load_critic(folder: Path, student: Student, config: Config, kind: CriticKind
     return Critic(engine, card["rollout_weight"], card, head)
 
 
-def read_card(folder: Path, kind: CriticKind) -> dict[str, Any]:
+def read_card(folder: Path, kind: CriticKind) -> JsonObject:
     """critic.json, after a check of every file it names."""
     name = f"{NAMES[kind]} {folder}"
     try:
@@ -197,7 +197,7 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
+def read_network(folder: Path, student: Student, card: JsonObject) -> Any:
     """The network as an engine takes it: a causal model of its backbone, or the student's layers
     under its adapter.
     """

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..engine.protocol import Generated, GenerateRequest, StepPolicy, Wanted
 from ..grading.answers import is_final
-from ..types import Continuation, Cost, Problem, Step, ids_of, text_of
+from ..types import Continuation, Cost, Problem, Step, TokenIds, ids_of, text_of
 from .chat import Prompts
 
 if TYPE_CHECKING:
     from .student import Student
 
 
-def drawing_cost(prefix: tuple[int, ...], drawn: Sequence[Generated]) -> Cost:
+def drawing_cost(prefix: TokenIds, drawn: Sequence[Generated]) -> Cost:
     """What one request's samples after `prefix` cost."""
     cached, sampled = drawn[0].cached_tokens, sum(len(sample.token_ids) for sample in drawn)
     return Cost(

@@ -14,7 +14,7 @@ from ..engine.protocol import Engine, Generated, GenerateRequest, RolloutRequest
 from ..engine.step_ends import joins_texts
 from ..errors import ConfigError
 from ..grading.answers import is_final
-from ..types import Cost, Step
+from ..types import Cost, Step, TokenIds, TokenPairs
 from .chat import Prompts
 from .engine_steps import drawing_cost
 
@@ -50,9 +50,9 @@ class EngineTokens(Prompts):
         # A rollout is cut, judged and taken apart into lines: the same tokens, and the same lines,
         # each time.
         self._parts = lru_cache(PARTS_KEPT)(self._ends.parts)
-        self.text: Callable[[tuple[int, ...]], str] = lru_cache(TEXTS_KEPT)(student.decode)
+        self.text: Callable[[TokenIds], str] = lru_cache(TEXTS_KEPT)(student.decode)
 
-    def texts(self, token_ids: tuple[int, ...]) -> list[str]:
+    def texts(self, token_ids: TokenIds) -> list[str]:
         """The texts of a response's steps."""
         ends = self._parts(token_ids)
         tokenizer = getattr(self.student, "tokenizer", None)
@@ -60,7 +60,7 @@ class EngineTokens(Prompts):
             return [self.text(token_ids[start:end]) for start, end in pairwise((0, *ends))]
         return self.student.decode_parts(token_ids, ends)
 
-    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+    def lines(self, token_ids: TokenIds, logprobs: tuple[float, ...]) -> list[Step]:
         """A response cut into reasoning steps."""
         places = pairwise((0, *self._parts(token_ids)))
         return [
@@ -68,7 +68,7 @@ class EngineTokens(Prompts):
             for (start, end), text in zip(places, self.texts(token_ids), strict=True)
         ]
 
-    def verdict(self, response: tuple[int, ...]) -> str | None:
+    def verdict(self, response: TokenIds) -> str | None:
         """Why a response is finished after its last token ("answer", "ended"), or None where it
         goes on. A final-answer line that is closed, or the end token.
         """
@@ -111,7 +111,7 @@ class EngineTokens(Prompts):
         [[generated]] = await self.engine.generate([request])
         return self._cut_response(response, generated), drawing_cost(prefix, [generated])
 
-    def _cut_response(self, response: tuple[int, ...], generated: Generated) -> Generated:
+    def _cut_response(self, response: TokenIds, generated: Generated) -> Generated:
         ids, whole, begun = generated.token_ids, response + generated.token_ids, 0
         for end, line in zip(self._parts(whole), self.texts(whole), strict=True):
             new = len(response) < end < len(whole)
@@ -124,7 +124,7 @@ class EngineTokens(Prompts):
             begun = end
         return generated
 
-    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+    async def topk(self, prefix: TokenIds, k: int) -> tuple[list[tuple[int, float]], Cost]:
         """The k likeliest next tokens with their log-probabilities (nats), likeliest first. It
         costs one sampled token: the forward of the prefix's last one.
         """
@@ -138,20 +138,20 @@ class _Hypothesis:
     finished.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
-    top: tuple[tuple[tuple[int, float], ...], ...]
+    top: tuple[TokenPairs, ...]
     total: float
     finished: bool
 
 
 async def beam_search(
     engine: Engine,
-    prefix: tuple[int, ...],
+    prefix: TokenIds,
     width: int,
     limit: int,
     top_k: int,
-    finished: Callable[[tuple[int, ...]], bool],
+    finished: Callable[[TokenIds], bool],
 ) -> tuple[Generated, int]:
     """The likeliest of the responses that a beam of `width` finds, by total log-probability (no
     length normalisation).

@@ -18,6 +18,7 @@ from ..config.sections import SELECTOR_NAMES, SearchConfig, StudentModel
 from ..engine.device import multiplies_fast
 from ..errors import CheckpointError, ConfigError, first_line, suggest_nearest
 from ..files import read_object, write_json
+from ..types import JsonObject
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
@@ -42,7 +43,7 @@ def from_scratch(config: Config) -> bool:
 
 def find_model(
     model: str, config: Config, asked: str = "--model"
-) -> tuple[dict[str, Any], Path | None]:
+) -> tuple[JsonObject, Path | None]:
     """What `--model` means (or the key that is `asked` for one): keys of the configuration, and a
     folder where it names one.
 
@@ -74,7 +75,7 @@ def find_model(
     )
 
 
-def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None]:
+def of_folder(folder: Path, config: Config) -> tuple[JsonObject, Path | None]:
     """`find_model` for a folder."""
     if config.student != "auto":
         return {}, folder
@@ -92,7 +93,7 @@ def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None
     return {"student": name, "models": {name: spec}}, None
 
 
-def read_note(folder: Path, name: str) -> dict[str, Any]:
+def read_note(folder: Path, name: str) -> JsonObject:
     """A JSON object of a folder, {} where it has none. Raises CheckpointError for what can't be
     read.
     """
@@ -149,7 +150,7 @@ def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = Fal
     known by their template.
     """
     if spec.path not in SMALL:
-        facts: dict[str, Any] = {"name": name, "adapter": spec.adapter, "prompts": spec.prompts}
+        facts: JsonObject = {"name": name, "adapter": spec.adapter, "prompts": spec.prompts}
         if spec.thinking is not None:
             facts["thinking"] = spec.thinking
         write_json(

@@ -16,6 +16,7 @@ from torch import nn
 from ..config.sections import EngineConfig, StudentModel
 from ..engine.native import load_library
 from ..engine.precision import KERNEL_MODELS, why_uncovered
+from ..types import JsonObject
 from .folders import ADAPTER_CONFIG
 from .weights import not_finite
 
@@ -30,7 +31,7 @@ class Configuration(SimpleNamespace):
         """Itself: no pictures are read here."""
         return self
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Its keys and values."""
         return vars(self)
 

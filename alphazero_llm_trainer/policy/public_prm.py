@@ -30,7 +30,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import UNJUDGED, Engine, Judgement
 from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError, first_line
-from ..types import Problem, Step
+from ..types import Problem, Step, TokenIds
 from .fetch import from_hub
 from .weights import load_weights
 
@@ -39,7 +39,7 @@ HEADS = re.compile(r"^(score|lm_head)\.")  # beside the backbone of a token clas
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
-def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
+def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[TokenIds]:
     """The chat up to where the assistant judges each step; it has called all earlier ones good."""
     turns: list[dict[str, str]] = []
     prefixes = []
@@ -51,7 +51,7 @@ def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> lis
     return prefixes
 
 
-def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
+def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[TokenIds]:
     """The chat up to the separator after each step, that one included. Raises RequestError where
     the steps hold separators too.
     """
@@ -101,7 +101,7 @@ class CausalPrm:
         return self.engine.stats.computed_tokens
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read. A step scores p(yes) / (p(yes) + p(no)).
@@ -136,7 +136,7 @@ class ClassifierPrm:
     scored_tokens: int = 0
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.
@@ -148,7 +148,7 @@ class ClassifierPrm:
         return Judgement(scores, min(scores))
 
     @torch.inference_mode()
-    def compute(self, prefixes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def compute(self, prefixes: Sequence[TokenIds]) -> tuple[float, ...]:
         """The steps' probabilities by one forward."""
         self.scored_tokens += len(prefixes[-1])
         weight: Any = self.backbone.get_input_embeddings().weight

@@ -25,7 +25,7 @@ from ..engine.masks import FLEX
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
-from ..types import NOTHING, Opening, Task
+from ..types import NOTHING, Opening, Task, TokenIds
 from .adapters import (
     BASE,
     POLICY,
@@ -122,7 +122,7 @@ class Student(Chat):
         """A hash of the weights."""
         return model_fingerprint(self.model)
 
-    def solution_ids(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def solution_ids(self, task: Task) -> tuple[TokenIds, TokenIds]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
         question = task.problem.question
         return self.prompt_ids(question), self.turn_ids(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ..engine.protocol import Judgement, Verifier
-from ..types import Problem, Step, logprobs_of
+from ..types import Problem, Step, TokenIds, logprobs_of
 
 RANKING = "log-probability"  # in a product
 
@@ -23,7 +23,7 @@ class LogProbability:
     name, checks, guides, computes, scored_tokens = "log-probability", True, False, False, 0
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         return Judgement(
             tuple(mean_probability(logprobs_of([step])) for step in steps),
@@ -57,7 +57,7 @@ class Product:
         return sum(part.scored_tokens for part in self.parts)
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         unchecked: list[frozenset[int]] = []

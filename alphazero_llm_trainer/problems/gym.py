@@ -19,7 +19,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError
 from ..grading import answers
 from ..grading.graders import Grade, Verdict
-from ..types import Problem, Task
+from ..types import JsonObject, Problem, Task
 from .prompts import OPEN_PROMPT
 from .source import Source, split_of
 
@@ -79,7 +79,7 @@ class ReasoningGym(Source):
                 yield self.as_task(entry, index)
             seen.add(entry["question"])
 
-    def as_task(self, entry: dict[str, Any], index: int) -> Task:
+    def as_task(self, entry: JsonObject, index: int) -> Task:
         """An entry as a task. Where many answers are right its gold answer is an example, or ""
         where there is none.
         """

@@ -24,6 +24,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
+from ..types import JsonObject
 from .row_columns import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
 from .shapes import usual_columns
 from .source import Source
@@ -104,7 +105,7 @@ def rows_in(file: Path) -> Iterator[Row]:
     kind = row_format(file.name)
     content = unpack_file(file)
     if kind == ".parquet":
-        rows: Iterable[dict[str, Any]] = parquet_rows(content, file)
+        rows: Iterable[JsonObject] = parquet_rows(content, file)
     else:
         try:
             text = content.decode("utf-8-sig")
@@ -127,7 +128,7 @@ def unpack_file(file: Path) -> bytes:
         raise DataError(f"{file} can't be read ({first_line(error)}): check the file") from error
 
 
-def parquet_rows(content: bytes, file: Path) -> list[dict[str, Any]]:
+def parquet_rows(content: bytes, file: Path) -> list[JsonObject]:
     """The rows of a Parquet file. Raises DataError where it is none, ConfigError without
     pyarrow.
     """
@@ -137,7 +138,7 @@ def parquet_rows(content: bytes, file: Path) -> list[dict[str, Any]]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{file} needs {error.name}, which isn't installed: {HUB}") from error
     try:
-        rows: list[dict[str, Any]] = read_table(BufferReader(content)).to_pylist()
+        rows: list[JsonObject] = read_table(BufferReader(content)).to_pylist()
     except ArrowException as error:
         raise DataError(f"{file} can't be read ({first_line(error)}): check the file") from error
     return rows
@@ -224,12 +225,12 @@ def holds_rows(part: Any) -> bool:
     return objects and bool(part) and "role" not in part[0]
 
 
-def has_numbers(table: dict[str, Any]) -> bool:
+def has_numbers(table: JsonObject) -> bool:
     """Whether an object's names are numbers."""
     return all(map(str.isdigit, table))
 
 
-def transpose_columns(names: Iterable[str], columns: list[Iterable[Any]]) -> list[dict[str, Any]]:
+def transpose_columns(names: Iterable[str], columns: list[Iterable[Any]]) -> list[JsonObject]:
     """The rows of a table's columns."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 

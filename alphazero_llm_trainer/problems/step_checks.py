@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError
-from ..types import Problem, Step, StepCheck
+from ..types import Problem, Step, StepCheck, TokenIds
 from .registry import source_of
 from .source import Source
 
@@ -26,7 +26,7 @@ class Calculator:
     name, checks, guides, computes, scored_tokens = "calculator", True, False, False, 0
 
     async def __call__(
-        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
     ) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
         said = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from ..errors import DataError
 from ..files import make_folder, near_folder, read_lines, write_whole
 from ..tree.journal import JOURNAL
+from ..types import JsonObject
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_page
 from .eval_page import evaluation_page
@@ -20,7 +20,7 @@ from .trees import TreeReader, load_json, records_of, title_of
 
 RUN, METRICS = "run.json", "metrics.jsonl"
 # What a folder's file says about it, and what a page says of that and the folder's metrics.
-PAGE_PARTS: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Markup]] = {
+PAGE_PARTS: dict[str, Callable[[JsonObject, list[JsonObject]], Markup]] = {
     RUN: training_page,
     "results.json": lambda card, metrics: evaluation_page(card),
     "critic.json": critic_page,

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
 from ..files import flatten_keys, near_folder, read_lines
+from ..types import JsonObject
 from .charts import Points, line_chart, show_number
 from .folder_page import METRICS, RUN
 from .html import render_template, write_page
@@ -31,8 +32,8 @@ class FinishedRun:
     """A run's folder, its run.json and the lines of its metrics.jsonl."""
 
     folder: Path
-    card: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    card: JsonObject
+    metrics: list[JsonObject]
 
     @classmethod
     def read(cls, folder: Path, finished: bool) -> FinishedRun:
@@ -51,7 +52,7 @@ class FinishedRun:
         return cls(folder, card, read_lines(folder / METRICS))
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         config = {key: value for key, value in self.card["config"].items() if key != "models"}
         return {key: value for key, value in flatten_keys(config) if key not in ELSEWHERE}
 
@@ -99,7 +100,7 @@ class Comparison:
         return [fmean(run.tokens for run in runs) for runs in self.settings]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The gain and each run's results, as JSON."""
         settings = []
         for name, tokens, runs in zip(self.names, self.tokens, self.settings, strict=True):

@@ -15,6 +15,7 @@ from ..mcts.select import constant, under_verifier
 from ..problems.step_checks import Calculator
 from ..tree.arena import Tree
 from ..tree.journal import JOURNAL, read
+from ..types import JsonObject
 from ..viewer.record import choice_of, token_pieces
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).parent.parent / "assets" / "student"
 
 
-def records_of(path: Path) -> Iterator[dict[str, Any]]:
+def records_of(path: Path) -> Iterator[JsonObject]:
     """The records of a journal, one in memory at a time, or the one of a search's JSON.
 
     A half-written last line is left out.
@@ -68,7 +69,7 @@ class TreeReader:
         self.tokenizer = _find_tokenizer(home, config, card)
         self._pieces: dict[int, str] = {}
 
-    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, record: JsonObject) -> JsonObject:
         """The record with what it lacks."""
         tree = Tree.from_dict(record.get("tree"))
         settings, tokenizer, text = self.settings, self.tokenizer, None
@@ -97,7 +98,7 @@ class TreeReader:
         return {**more, **record}
 
 
-def load_json(path: Path) -> dict[str, Any] | None:
+def load_json(path: Path) -> JsonObject | None:
     """A JSON object, or None where there is no such file. Raises DataError for anything else."""
     try:
         return read_object(path) if path.exists() else None
@@ -125,7 +126,7 @@ def _find_tokenizer(
     return None
 
 
-def chosen_records(path: Path, question: str) -> list[dict[str, Any]]:
+def chosen_records(path: Path, question: str) -> list[JsonObject]:
     """The records of one question, by key, by its id or by its number on the page. Raises DataError
     where there is none.
     """

@@ -20,7 +20,7 @@ from ..policy.engine_steps import drawing_cost
 from ..problems.registry import reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
-from ..types import Cost, Problem, token_text
+from ..types import Cost, Problem, TokenIds, token_text
 from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
 from .text_reader import TextReader, cut_at_stop
 from .wire import DEADLINE, AnswerOutcome, WireToken
@@ -36,10 +36,10 @@ Tell = Callable[[str, Sequence[WireToken]], None]
 class Conversation:
     """A student whose one prompt is a request's, whatever its last question was."""
 
-    def __init__(self, student: Any, prompt: tuple[int, ...]) -> None:
+    def __init__(self, student: Any, prompt: TokenIds) -> None:
         self.student, self.prompt = student, prompt
 
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
+    def prompt_ids(self, question: str) -> TokenIds:
         return self.prompt
 
     def __getattr__(self, name: str) -> Any:
@@ -289,7 +289,7 @@ async def answer_within(name: str, attempt: Attempt) -> tuple[str | None, str]:
     return response, ended_by
 
 
-def chosen_ids(tree: Tree, choice: Choice) -> tuple[int, ...]:
+def chosen_ids(tree: Tree, choice: Choice) -> TokenIds:
     """The tokens of the chosen response, which may go on from its node outside the tree."""
     ids = tree.sequence(choice.node)[0]
     if tree.verdict[choice.node] is None:

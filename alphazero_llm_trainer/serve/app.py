@@ -19,6 +19,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 
 from ..errors import EngineError, RequestError
+from ..types import JsonObject
 from ..viewer.page import ask_page
 from .requests import (
     ApiError,
@@ -45,7 +46,7 @@ REFUSED: tuple[type[Exception], ...] = (
     Exception,
 )
 
-Chunks = asyncio.Queue[dict[str, Any] | None]
+Chunks = asyncio.Queue[JsonObject | None]
 
 
 def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = LOCAL) -> FastAPI:
@@ -72,7 +73,7 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
         return HTMLResponse(ask_page(service.student.title, searching, service.answerer.budget))
 
     @app.get("/health")
-    async def health() -> dict[str, Any]:
+    async def health() -> JsonObject:
         return {"status": "ok", "live": service.live, "waiting": service.waiting}
 
     def model(name: str) -> Model:
@@ -81,7 +82,7 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
         )
 
     @guarded.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> JsonObject:
         return {"object": "list", "data": [model(name) for name in service.models.listed]}
 
     @guarded.get("/v1/models/{name}")
@@ -187,10 +188,10 @@ async def wait_disconnect(request: Request) -> None:
 
 
 async def event_stream(
-    first: dict[str, Any], chunks: Chunks, work: asyncio.Future[Any]
+    first: JsonObject, chunks: Chunks, work: asyncio.Future[Any]
 ) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error among them is the last one before the end."""
-    chunk: dict[str, Any] | None = first
+    chunk: JsonObject | None = first
     while chunk is not None:
         yield write_event(chunk)
         chunk = await chunks.get()
@@ -202,5 +203,5 @@ async def event_stream(
         raise error  # for the log
 
 
-def write_event(chunk: dict[str, Any]) -> str:
+def write_event(chunk: JsonObject) -> str:
     return f"data: {json.dumps(chunk, separators=(',', ':'), allow_nan=False)}\n\n"

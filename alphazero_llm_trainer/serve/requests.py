@@ -21,6 +21,7 @@ from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
 from ..policy.chat import ChatMessage
+from ..types import JsonObject, TokenIds
 
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.
@@ -106,7 +107,7 @@ def not_valid(first: Mapping[str, Any]) -> ApiError:
     )
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
+def error_body(error: BaseException) -> JsonObject:
     """An error in OpenAI's shape."""
     refusal = api_error(error)
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
@@ -285,7 +286,7 @@ class WantedAnswer:
 
     body: ChatBody | CompletionBody
     method: ServedMethod
-    prompt: tuple[int, ...]
+    prompt: TokenIds
     question: str
     seed: int
     messages: tuple[Mapping[str, str], ...] = ()
@@ -375,7 +376,7 @@ def completion_request(body: CompletionBody, student: Any, models: Models) -> li
     return wanted
 
 
-def completion_ids(prompt: str | list[int], student: Any, more: int) -> tuple[int, ...]:
+def completion_ids(prompt: str | list[int], student: Any, more: int) -> TokenIds:
     """The tokens of a completion's prompt, with those that the tokenizer opens a text with. Raises
     ApiError.
     """

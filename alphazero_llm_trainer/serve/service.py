@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from ..config.sections import ServeConfig
 from ..errors import ConfigError
@@ -21,7 +20,7 @@ from ..problems.load import SERVER_TOKENS
 from ..tree.arena import Tree
 from ..tree.graded import tree_record
 from ..tree.journal import JOURNAL, Journal
-from ..types import Problem
+from ..types import JsonObject, Problem
 from ..viewer.record import token_pieces
 from .answerer import Answerer
 from .requests import ApiError, Models, WantedAnswer
@@ -29,7 +28,7 @@ from .wire import DEADLINE, AnswerOutcome, Wire, WireToken
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[dict[str, Any]], None]  # takes the chunks of a streamed answer
+Emit = Callable[[JsonObject], None]  # takes the chunks of a streamed answer
 SOON = {"Retry-After": "1"}
 
 
@@ -57,7 +56,7 @@ class Service:
                 reason = f"--keep-traces is {keep}, where nothing can be written ({error.strerror})"
                 raise ConfigError(f"{reason}: name another folder") from error
 
-    async def __call__(self, asked: Sequence[WantedAnswer], emit: Emit) -> dict[str, Any]:
+    async def __call__(self, asked: Sequence[WantedAnswer], emit: Emit) -> JsonObject:
         """The answer to a request, the prompts of one body; a streamed one goes to `emit`. The
         first choice of a prompt has the prompt's own seed.
 
@@ -113,7 +112,7 @@ class Service:
             emit({**wire.chunk(0, ""), "choices": [], "usage": wire.usage(outcomes)})
         return {}
 
-    def draw_tree(self, about: dict[str, Any]) -> dict[str, Any]:
+    def draw_tree(self, about: JsonObject) -> JsonObject:
         """`about`, with its tree's tokens as text where it has a tree."""
         if "tree" in about:
             about["pieces"] = token_pieces(about, self.student.decode, self.texts)
@@ -157,7 +156,7 @@ class Service:
             self.journal = None
 
 
-def answer_record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> dict[str, Any]:
+def answer_record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) -> JsonObject:
     """An answer's journal line, as `collect` writes those of training: nobody knows the gold answer
     here.
     """
@@ -176,7 +175,7 @@ def answer_record(wanted: WantedAnswer, outcome: AnswerOutcome, version: int) ->
     }
     # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a
     # benchmark's too.
-    tokens: dict[str, Any] = SERVER_TOKENS if wanted.messages else {}
+    tokens: JsonObject = SERVER_TOKENS if wanted.messages else {}
     return tree_record(
         name,
         Problem(name, wanted.question, "user"),

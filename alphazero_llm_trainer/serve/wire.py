@@ -13,7 +13,7 @@ from typing import Any
 
 from ..mcts.choose import Choice
 from ..tree.arena import Tree
-from ..types import Cost
+from ..types import Cost, JsonObject, TokenIds
 from .requests import ChatBody, WantedAnswer
 
 DEADLINE = "deadline"
@@ -45,7 +45,7 @@ class AnswerOutcome:
     seed: int
     cost: Cost
     ended_by: str
-    token_ids: tuple[int, ...] = ()
+    token_ids: TokenIds = ()
     logprobs: tuple[float, ...] = ()
     stop: str | None = None
     tokens: list[WireToken] | None = None
@@ -71,7 +71,7 @@ class Wire:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, outcomes: Sequence[AnswerOutcome]) -> dict[str, Any]:
+    def whole(self, outcomes: Sequence[AnswerOutcome]) -> JsonObject:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
@@ -90,23 +90,23 @@ class Wire:
             "alphazero": about,
         }
 
-    def chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
+    def chunk(self, index: int, text: str, **more: Any) -> JsonObject:
         """A piece of a streamed choice."""
         said = {"delta": {"content": text}} if self.chat else {"text": text}
         choice = {"index": index, **said, "logprobs": None, "finish_reason": None, **more}
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self.common, "object": kind, "choices": [choice]}
 
-    def ending(self, outcome: AnswerOutcome) -> dict[str, Any]:
+    def ending(self, outcome: AnswerOutcome) -> JsonObject:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were
         asked for.
         """
-        ending: dict[str, Any] = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
+        ending: JsonObject = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
         if self.body.return_token_ids:
             ending |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
         return ending
 
-    def usage(self, outcomes: Sequence[AnswerOutcome]) -> dict[str, Any]:
+    def usage(self, outcomes: Sequence[AnswerOutcome]) -> JsonObject:
         """What the request took.
 
         `completion_tokens` are all sampled ones, those of rejected and hidden responses too;
@@ -131,7 +131,7 @@ class Wire:
             },
         }
 
-    def about(self, outcome: AnswerOutcome) -> dict[str, Any]:
+    def about(self, outcome: AnswerOutcome) -> JsonObject:
         """The `alphazero` field of a choice."""
         tree, choice = outcome.tree, outcome.choice
         about = {
@@ -152,7 +152,7 @@ class Wire:
         """Whether the tree is asked for."""
         return isinstance(self.body, ChatBody) and self.body.return_tree
 
-    def logprobs(self, tokens: Sequence[WireToken]) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[WireToken]) -> JsonObject:
         """Tokens with their log-probabilities: a chat's with alternatives each; a completion's in
         columns, with alternatives by their text and places.
         """
@@ -174,5 +174,5 @@ class Wire:
         }
 
 
-def spell_token(text: str, logprob: float) -> dict[str, Any]:
+def spell_token(text: str, logprob: float) -> JsonObject:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
