@@ -195,8 +195,8 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
             row = dict(zip(RowColumns._fields, row, strict=False))  # noqa: PLW2901
         if not isinstance(row, Mapping):
             raise DataError(
-                f"source {address} has {repr(row)[:QUESTION_SHOWN]} as task {number}: give (question, "
-                "answer)"
+                f"source {address} has {repr(row)[:QUESTION_SHOWN]} as task {number}: give "
+                "(question, answer)"
             )
         placed = (row, f"source {address}, task {number}")
         rows.append((split_at(placed), placed))
@@ -226,7 +226,7 @@ def hold_source(source: Source) -> str:
 
 
 def refuse_worlds(config: Config, command: str) -> Source:
-    """The configured source. Raises ConfigError where it has worlds, which `command` doesn't play."""
+    """The configured source. Raises ConfigError for worlds, which `command` doesn't play."""
     source = open_source(config)
     if source.worlds:
         raise ConfigError(
