@@ -153,13 +153,11 @@ class ScriptedTokens:
     async def rollout(self, asked):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
-        rng, ids, chosen, values, top = (
-            Random(asked.seed),
-            asked.prompt + asked.response,
-            [],
-            [],
-            [],
-        )
+        rng = Random(asked.seed)
+        ids = asked.prompt + asked.response
+        chosen = []
+        values = []
+        top = []
         while len(chosen) < asked.limit and (not chosen or chosen[-1] != END):
             logprobs = self.logprobs(ids)
             top.append(tuple(self.ranked(ids, asked.top_k)))
