@@ -50,9 +50,25 @@ _HOMES = {
 VF_EVAL = "verifiers.v1.cli.eval.main"  # the module of its script
 OURS = f"{__name__}.cli.vf_eval"  # and of this package
 __all__ = [
-    "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
-    "Task", "TaskList", "TrainingRun", "collect", "compare", "evaluate", "load", "read_trees", "search", "train",
-]  # fmt: skip
+    "AlphaZeroEnv",
+    "AlphaZeroError",
+    "AlphaZeroHarness",
+    "AlphaZeroTaskset",
+    "Problem",
+    "SavedTree",
+    "Source",
+    "Table",
+    "Task",
+    "TaskList",
+    "TrainingRun",
+    "collect",
+    "compare",
+    "evaluate",
+    "load",
+    "read_trees",
+    "search",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

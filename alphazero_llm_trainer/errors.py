@@ -22,7 +22,8 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
         return None
     return (
         f"a model that is here needs {error.name}, which isn't installed: install "
-        "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or name a model behind a server (--base-url)"
+        "alphazero-llm-trainer[train] (in a checkout: pip install '.[train]'), or name a model "
+        "behind a server (--base-url)"
     )
 
 

@@ -215,8 +215,9 @@ class Continuation:
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit
     cut it. `checked` is True when a terminal checker called it finished after its last step; `cut`
     when a limit ended it inside its last step. `why` is what cut it or came in its place (a key of
-    `tree.extract.SHORT`), None where a limit says that. `tempered` `[T]` are its tokens' log-probabilities
-    (nats) at the temperature of later draws, None where that is 1: then the steps have them.
+    `tree.extract.SHORT`), None where a limit says that. `tempered` `[T]` are its tokens'
+    log-probabilities (nats) at the temperature of later draws, None where that is 1: then the steps
+    have them.
     """
 
     steps: tuple[Step, ...]

@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import json
 import math
 from random import Random
 
+from alphazero_llm_trainer.chat.tool_calls import FORMS
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Generated, Judgement, StepPolicy
 from alphazero_llm_trainer.mcts.driver import Search
@@ -151,13 +153,11 @@ class ScriptedTokens:
     async def rollout(self, asked):
         self.calls["rollout"] += 1
         await asyncio.sleep(0)
-        rng, ids, chosen, values, top = (
-            Random(asked.seed),
-            asked.prompt + asked.response,
-            [],
-            [],
-            [],
-        )
+        rng = Random(asked.seed)
+        ids = asked.prompt + asked.response
+        chosen = []
+        values = []
+        top = []
         while len(chosen) < asked.limit and (not chosen or chosen[-1] != END):
             logprobs = self.logprobs(ids)
             top.append(tuple(self.ranked(ids, asked.top_k)))
@@ -235,3 +235,19 @@ def run(main, seconds=60.0):
         return await asyncio.wait_for(main(), seconds)
 
     return asyncio.run(limited())
+
+
+def write_calls(said, form):
+    """A turn in a form, as `tool_calls.read_calls` reads it."""
+    calls = [
+        f"{call.name}{form.apart}{json.dumps(call.arguments)}"
+        if form.apart
+        else json.dumps({"name": call.name, form.key: call.arguments})
+        for call in said.calls
+    ]
+    if form is FORMS["mistral"] and calls:
+        calls = [f"[{', '.join(calls)}]"]
+    around = ("\n{}\n" if form.end else "{}").join((form.begin, form.end))
+    between = "\n" if form.end else ""
+    parts = [said.text] if said.text or not calls else []
+    return between.join([*parts, *(around.replace("{}", call, 1) for call in calls)])

@@ -137,8 +137,7 @@ class TerminalChecker(RemoteModel):
         """Whether `response` is finished; `rule` is what the search's own rule says."""
         asked = (
             f"Problem: {problem.question}\n\nSolution so far:\n{response}\n\nDoes the solution so "
-            "far"
-            " state its final answer? Reply with one word: FINISHED or UNFINISHED."
+            "far state its final answer? Reply with one word: FINISHED or UNFINISHED."
         )
         messages = [{"role": "user", "content": asked}]
         try:

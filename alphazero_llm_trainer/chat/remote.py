@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..config.load import Config, resolve_name
@@ -315,7 +315,10 @@ class RemoteSteps(ServedSteps):
             if not new.strip():
                 end = Step((student.tokenizer.of(b""),), (0.0,), "")
                 return Continuation((end,), ended=False, cut=True, why=why)
-        return replace(self._continuation(new, tokens, finish, before, limits), why=why)
+        kept, read = response_steps(new, student.step, before, limits.steps)
+        ended = read and finish is not None and finish != "length"
+        cut = read and finish == "length" and new[-1:] != "\n"
+        return Continuation(self._steps(kept, tokens, ended), ended, cut=cut, why=why)
 
     def _new(self, text: str, before: str) -> str:
         """What of a sample's text is new: a model that was asked to go on may repeat the beginning,
@@ -335,20 +338,6 @@ class RemoteSteps(ServedSteps):
                 return True
             before += step
         return len(whole) >= limits.steps
-
-    def _continuation(
-        self,
-        text: str,
-        tokens: Sequence[Token],
-        finish: str | None,
-        before: str,
-        limits: Limits,
-    ) -> Continuation:
-        """A sample after the text `before` as steps."""
-        kept, read = response_steps(text, self.student.step, before, limits.steps)
-        ended = read and finish is not None and finish != "length"
-        steps = self._steps(kept, tokens, ended)
-        return Continuation(steps, ended, cut=read and finish == "length" and text[-1:] != "\n")
 
     def _steps(
         self, texts: Sequence[str], tokens: Sequence[Token], ended: bool

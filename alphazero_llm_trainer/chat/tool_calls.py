@@ -1,4 +1,4 @@
-"""Calls of tools as models write them: one table of forms, one reader and one writer.
+"""Calls of tools as models write them: one table of forms, and their reader.
 
 A tokenizer's own chat template says which form its model writes (`form_of`), and how a turn is
 written: the table is only trusted where it reads back what the template wrote. Texts keep their
@@ -22,7 +22,6 @@ class CallForm(NamedTuple):
         begin: what stands before a call, or before the list of all calls. "": the turn is a call.
         end: what stands after it; "": the next call, or the turn's end.
         key: the arguments' name in the call's JSON.
-        listed: all calls are one JSON list.
         apart: what stands between the name and the arguments' JSON where a call isn't one JSON.
         also: what may stand before a call, and is left out.
     """
@@ -30,7 +29,6 @@ class CallForm(NamedTuple):
     begin: str
     end: str = ""
     key: str = "arguments"
-    listed: bool = False
     apart: str = ""
     also: str = ""
 
@@ -38,7 +36,7 @@ class CallForm(NamedTuple):
 FORMS = {
     "hermes": CallForm("<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5 and 3
     "mistral-11": CallForm("[TOOL_CALLS]", apart="[ARGS]"),  # from tokenizer version 11 on
-    "mistral": CallForm("[TOOL_CALLS]", listed=True),
+    "mistral": CallForm("[TOOL_CALLS]"),
     "llama": CallForm("", key="parameters", also="<|python_tag|>"),  # Llama 3.1 and later
 }
 
@@ -85,24 +83,6 @@ def as_call(found: Any, form: CallForm) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, f"the call's {form.key} are no JSON object")
     return ToolCall(name, arguments)
-
-
-def write_calls(said: Said, form: CallForm) -> str:
-    """A turn in a form, as `read_calls` reads it."""
-    if not form.begin and (len(said.calls) > 1 or (said.text.strip() and said.calls)):
-        raise ConfigError("a turn of this model is one call or text: write them as turns apart")
-    calls = [
-        f"{call.name}{form.apart}{json.dumps(call.arguments)}"
-        if form.apart
-        else json.dumps({"name": call.name, form.key: call.arguments})
-        for call in said.calls
-    ]
-    if form.listed and calls:
-        calls = [f"[{', '.join(calls)}]"]
-    around = ("\n{}\n" if form.end else "{}").join((form.begin, form.end))
-    between = "\n" if form.end else ""
-    parts = [said.text] if said.text or not calls else []
-    return between.join([*parts, *(around.replace("{}", call, 1) for call in calls)])
 
 
 def read_line(line: str, tools: Sequence[Mapping[str, Any]]) -> Said:

@@ -147,7 +147,8 @@ def parse_override(text: str) -> JsonObject:
     key = key.strip()
     if not equals or not key:
         raise ConfigError(
-            f"--set got {show_value(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2"
+            f"--set got {show_value(text)}: write KEY=VALUE, for example --set "
+            "train.optimizer.epochs=2"
         )
     kind = text_type(key)
     if kind is not None:

@@ -114,7 +114,8 @@ def find_lost(text: str) -> tuple[int, str] | None:
             if rest.startswith("#" if len(node.value.split()) > 1 else "##"):
                 yield (
                     node.end_mark.line,
-                    f"{show_value(rest)} is a comment: quote the text, or put the comment elsewhere",
+                    f"{show_value(rest)} is a comment: quote the text, or put the comment "
+                    "elsewhere",
                 )
 
     root = yaml.compose(text, yaml.SafeLoader)  # in Python: its marks count letters

@@ -139,12 +139,10 @@ class CompletionEngine(Engine):
         context: int,
         trainable: bool = True,
     ) -> None:
-        self.model, self.eos_id, self.eos_ids, self.step_ends = (
-            model,
-            eos_id,
-            eos_ids | {eos_id},
-            step_ends,
-        )
+        self.model = model
+        self.eos_id = eos_id
+        self.eos_ids = eos_ids | {eos_id}
+        self.step_ends = step_ends
         self.vocabulary = text_config(model).vocab_size
         # A sequence that fills the context has one token more where it is scored.
         whole = context_of(text_config(model), context + 2) < context + 2

@@ -164,10 +164,7 @@ class InProcessEngine(Engine):
         """Take new weights (None: the model object was changed in place); forget all that the old
         ones gave, value head too.
         """
-        if self._busy():
-            raise EngineError(
-                "set_policy was called while requests are under way: wait for them first"
-            )
+        self._refuse_busy("set_policy")
         if weights is not None:
             self.model.load_state_dict(weights)
         self.version, self.valued = version, False
@@ -184,10 +181,7 @@ class InProcessEngine(Engine):
         None removes it. Raises EngineError for another shape than `[hidden size]` or while requests
         are under way.
         """
-        if self._busy():
-            raise EngineError(
-                "set_value was called while requests are under way: wait for them first"
-            )
+        self._refuse_busy("set_value")
         size = text_config(self.model).hidden_size
         if weight is not None and tuple(weight.shape) != (size,):
             raise EngineError(
@@ -250,6 +244,12 @@ class InProcessEngine(Engine):
             else:
                 door.leave(tokens)
         return answer
+
+    def _refuse_busy(self, call: str) -> None:
+        if self._busy():
+            raise EngineError(
+                f"{call} was called while requests are under way: wait for them first"
+            )
 
     def _busy(self) -> bool:
         if not self.queue:

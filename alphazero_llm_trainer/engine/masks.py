@@ -29,10 +29,8 @@ def layer_spans(config: Any) -> dict[str, int | None]:
     The rules are those of transformers' `create_masks_for_generate`.
     """
     shape = config.get_text_config()
-    window, chunk = (
-        getattr(shape, "sliding_window", None),
-        getattr(shape, "attention_chunk_size", None),
-    )
+    window = getattr(shape, "sliding_window", None)
+    chunk = getattr(shape, "attention_chunk_size", None)
     sizes = {FULL: None, SLIDING: window, CHUNKED: chunk}
     kinds = getattr(shape, "layer_types", None)
     if kinds:

@@ -210,9 +210,14 @@ def engine_gap(small: Any) -> float:
     """
     shape, words = small.config.get_text_config(), words_of(small)
     tree = PrefixTree(
-        4 * LENGTH, shape.num_hidden_layers, *kv_shape(shape), shape.vocab_size,
-        memo_bytes=1 << 30, dtype=torch.float32, device=torch.device("cpu"),
-    )  # fmt: skip
+        4 * LENGTH,
+        shape.num_hidden_layers,
+        *kv_shape(shape),
+        shape.vocab_size,
+        memo_bytes=1 << 30,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     assert tree.next_logprobs is not None
     forward, own = LibraryForward(small, tree), own_logprobs(small, words)
     forward.decoder.fixed = True  # as on CUDA

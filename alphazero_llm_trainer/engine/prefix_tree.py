@@ -47,11 +47,9 @@ class PrefixTree:
         device: torch.device,
     ) -> None:
         self.capacity, self.vocabulary = capacity, vocabulary
-        self.states_shape, self.dtype, self.device = (
-            (capacity, layers, 2, kv_heads, head_dim),
-            dtype,
-            device,
-        )
+        self.states_shape = (capacity, layers, 2, kv_heads, head_dim)
+        self.dtype = dtype
+        self.device = device
         self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
         if capacity * vocabulary * 4 <= memo_bytes:
@@ -83,10 +81,8 @@ class PrefixTree:
         self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
         self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
-        self.logprob, self.value = (
-            array("d", [NAN]) * self.capacity,
-            array("d", [NAN]) * self.capacity,
-        )
+        self.logprob = array("d", [NAN]) * self.capacity
+        self.value = array("d", [NAN]) * self.capacity
         self.children: list[dict[int, int]] = [{}]
         self.ready[ROOT_NODE] = True
         self.free: list[int] = []  # nodes that were dropped

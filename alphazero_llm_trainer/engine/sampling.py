@@ -96,11 +96,9 @@ class Sampler:
             return _draw_tokens(table.numpy(), rows, temperatures, uniforms)
         count, vocabulary = len(rows), table.shape[1]
         index, warm, at = array("q", rows), array("d", temperatures), array("d", uniforms)
-        tokens, logprobs, work = (
-            np.empty(count, np.int32),
-            np.empty(count, np.float32),
-            np.empty(vocabulary),
-        )
+        tokens = np.empty(count, np.int32)
+        logprobs = np.empty(count, np.float32)
+        work = np.empty(vocabulary)
         self.kernels.draw(
             table.data_ptr(),
             vocabulary,

@@ -51,13 +51,11 @@ class Schedule:
         eos_ids: frozenset[int],
         step_ends: StepEnds,
     ) -> None:
-        self.tree, self.sampler, self.cost, self.eos_ids, self.step_ends = (
-            tree,
-            sampler,
-            cost,
-            eos_ids,
-            step_ends,
-        )
+        self.tree = tree
+        self.sampler = sampler
+        self.cost = cost
+        self.eos_ids = eos_ids
+        self.step_ends = step_ends
         self.waiting: deque[DecodingRow] = deque()
         self.live: list[DecodingRow] = []
         self.pending: dict[int, DecodingRow] = {}

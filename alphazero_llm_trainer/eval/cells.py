@@ -54,10 +54,10 @@ class Cell:
     `rewards` are what the user's own reward gave each response (0 where there is none, None where
     it failed); empty without one. Without `gold` no problem has an answer to be compared with, and
     outcomes say nothing. `silent` counts unanswered problems by why (`tree.extract.SHORT`), and
-    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has each
-    problem's question, gold answer, response (None: no answer), verdict, why it ended or what was in
-    place of an answer, and tokens. `turns`, `tool_calls` and `tool_errors` are of the answers'
-    episodes in worlds, `given_tokens` of all that were played.
+    `refused` has the reasons of those that the server doesn't take, by their ids. `answers` has
+    each problem's question, gold answer, response (None: no answer), verdict, why it ended or what
+    was in place of an answer, and tokens. `turns`, `tool_calls` and `tool_errors` are of the
+    answers' episodes in worlds, `given_tokens` of all that were played.
 
     The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i; its
     budget is their number.
@@ -89,6 +89,11 @@ class Cell:
     silent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     answers: list[JsonObject] = field(default_factory=list)
+
+    @property
+    def key(self) -> dict[str, str | int]:
+        """What it is of, as rows name it."""
+        return {"benchmark": self.benchmark, "budget": self.budget, "method": self.method}
 
     @property
     def distinct(self) -> int:

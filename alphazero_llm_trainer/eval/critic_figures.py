@@ -87,12 +87,10 @@ def fit_blend(value: np.ndarray, states: States) -> float:
     1].
     """
     kept = (states.weight >= 2) & ~states.final
-    n, v, target, square = (
-        states.weight[kept].astype(float),
-        value[kept],
-        states.target[kept],
-        states.square[kept],
-    )
+    n = states.weight[kept].astype(float)
+    v = value[kept]
+    target = states.target[kept]
+    square = states.square[kept]
     if not kept.any():
         return float("nan")
     k = n * target

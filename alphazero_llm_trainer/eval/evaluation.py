@@ -234,16 +234,18 @@ class Evaluation(BaseModel):
             if cell is None:
                 student.opening, benchmark = openings[name], benchmarks[name]
                 if method == SAMPLES_METHOD:
-                    what, work = (
-                        f"{budget} samples each",
-                        run_samples(context, benchmark, budget, progress),
-                    )
+                    what = f"{budget} samples each"
+                    work = run_samples(context, benchmark, budget, progress)
                 else:
                     what = f"{method} at {budget:,} tokens"
                     work = run_cell(context, benchmark, method, budget, progress, custom)
                 doing = f"{number} of {len(self.cells)}, {name}, {what}"
-                rest = self.most_left(number, folder, most)
-                progress.start(len(benchmark.tasks), unit="problem", doing=doing, rest=rest)
+                progress.start(
+                    len(benchmark.tasks),
+                    unit="problem",
+                    doing=doing,
+                    rest=self.most_left(number, folder, most),
+                )
                 cell = run_until(stop, work)
                 folder.write(cell)
             cells.append(cell)

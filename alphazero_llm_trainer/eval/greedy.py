@@ -76,8 +76,8 @@ def answer_tasks(
     them against gold, and by `custom`: the one way in which training measures a student. Runs its
     own event loop, and leaves the engine asleep.
 
-    Of a response that was cut at `max_tokens` only a `####` line is read. In worlds the student plays
-    episodes under `settings`, and a response is right that earns 1.
+    Of a response that was cut at `max_tokens` only a `####` line is read. In worlds the student
+    plays episodes under `settings`, and a response is right that earns 1.
 
     Where a `progress` is given, the problems are counted there as what it is `doing`. Without
     `stop` nothing ends it.

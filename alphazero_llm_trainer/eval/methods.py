@@ -47,7 +47,8 @@ async def run_method(
     if attempt.tokens_left < 0:
         raise OverBudgetError(
             f"{name} sampled {cost.sampled_tokens}, scored {cost.scored_tokens} and was given "
-            f"{cost.given_tokens} tokens on {problem.id} with a budget of {budget}: its figures can't be compared"
+            f"{cost.given_tokens} tokens on {problem.id} with a budget of {budget}: its figures "
+            "can't be compared"
         )
     unjudged = context.verifier.checks and response in attempt.judge.unjudged
     why = None if response else attempt.why

@@ -95,9 +95,7 @@ def summarise_cell(cell: Cell) -> JsonObject:
     n = len(cell.outcomes)
     counts = {name: cell.verdicts.get(name, 0) for name in UNGRADED}
     row = {
-        "benchmark": cell.benchmark,
-        "budget": cell.budget,
-        "method": cell.method,
+        **cell.key,
         "problems": n,
         "accuracy": interval_triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
         **{name: getattr(cell, name) / n for name in (*COSTS, "seconds")},
@@ -134,17 +132,16 @@ def pair_methods(cells: Sequence[Cell]) -> list[JsonObject]:
     none of a cell whose answers were cut.
     """
     compared = [cell for cell in cells if cell.gold and not cell.cut]
-    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in compared}
+    by_key = {(*cell.key.values(),): cell for cell in compared}
     rows = []
     for cell in by_key.values():
-        key = {"benchmark": cell.benchmark, "budget": cell.budget, "method": cell.method}
         for base in (*BASELINES, *([CONTROL] if cell.method in REPAIRS else ())):
             other = by_key.get((cell.benchmark, cell.budget, base))
             if other is not None and base != cell.method:
                 gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
                 reading = {"good": "gain", "bad": "loss", "": "no gain"}[gain.kind]
                 rows.append(
-                    {**key, "over": base, "gain": interval_triple(gain), "reading": reading}
+                    {**cell.key, "over": base, "gain": interval_triple(gain), "reading": reading}
                 )
     return rows
 
@@ -176,7 +173,7 @@ def list_failures(cells: Sequence[Cell]) -> dict[str, JsonObject]:
     """By benchmark the first `FAILURES` problems that were not answered right, by the leader at the
     largest budget; nothing where no problem has a gold answer.
     """
-    by_key = {(cell.benchmark, cell.budget, cell.method): cell for cell in cells if cell.gold}
+    by_key = {(*cell.key.values(),): cell for cell in cells if cell.gold}
     found = {}
     for row in sorted(find_leaders(cells), key=lambda row: row["budget"]):
         cell = by_key.get((row["benchmark"], row["budget"], row["methods"][0]))

@@ -33,12 +33,32 @@ BASE = "base.json"  # beside them: the fingerprint of the base that the adapter 
 
 # Fields of adapter_config.json that don't say what is computed, or that the forwards here know:
 # rank, scale, modules.
-KNOWN = frozenset({
-    "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out",
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
-    "peft_type", "auto_mapping", "base_model_name_or_path", "eva_config", "inference_mode", "megatron_core", "peft_version",
-    "qalora_group_size", "revision", "task_type",
-})  # fmt: skip
+KNOWN = frozenset(
+    {
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "fan_in_fan_out",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "ensure_weight_tying",
+        "peft_type",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "eva_config",
+        "inference_mode",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "task_type",
+    }
+)
 # Of the others, values that change nothing. Starts that aren't listed change the base's own
 # weights.
 HARMLESS = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva")}

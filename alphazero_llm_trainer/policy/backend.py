@@ -59,9 +59,9 @@ def start_engine(
 
 
 # How far an engine's log-probabilities may be from the trainer's own, in nats. SmolLM2-135M (30
-# layers), over 5,000 tokens of 13 prompts in bfloat16: .011 in the mean and .12 at most as it comes,
-# .018 and .69 after supervised training. A kernel that computes something else is nats away in the
-# mean. A single token may be far off where it is unlikely, so the 99th percentile counts.
+# layers), over 5,000 tokens of 13 prompts in bfloat16: .011 in the mean and .12 at most as it
+# comes, .018 and .69 after supervised training. A kernel that computes something else is nats away
+# in the mean. A single token may be far off where it is unlikely, so the 99th percentile counts.
 GAP_MEAN, GAP_P99 = 0.05, 0.5
 
 

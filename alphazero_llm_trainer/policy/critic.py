@@ -9,9 +9,9 @@ A critic's folder holds `critic.json` (kind, figures, hashes of the other files;
 folder without it was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`,
 calibration included), and the layers as a model of transformers without a head. The critic of a
 student that trains adapters is an adapter over the student's own layers: it belongs to the students
-of one base. A head alone (`train.method: alphazero`) has no layers: it reads the policy's own states
-in the policy's own engine, as AlphaZero's one network has two heads (Silver et al. 2017), and
-belongs to one student.
+of one base. A head alone (`train.method: alphazero`) has no layers: it reads the policy's own
+states in the policy's own engine, as AlphaZero's one network has two heads (Silver et al. 2017),
+and belongs to one student.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def load_value(folder: Path, student: Student, config: Config) -> Critic:
     """
     if is_own(folder):
         make = own_object(str(folder), "search.value")
-        return Critic(cast(Any, OwnNetwork(make(student), str(folder))), 0.0, {"files": str(folder)})
+        return Critic(
+            cast(Any, OwnNetwork(make(student), str(folder))), 0.0, {"files": str(folder)}
+        )
     return load_critic(folder, student, config, "value")
 
 
@@ -174,8 +176,8 @@ def load_critic(folder: Path, student: Student, config: Config, kind: CriticKind
     if own and card["base"] != model_fingerprint(student.model):
         raise CheckpointError(
             f"{NAMES[kind]} {folder} reads the states of the student that it was trained on, and "
-            f"student {student.name} has other weights: name that student's folder with --model, or "
-            f"remove {folder} where its student was changed"
+            f"student {student.name} has other weights: name that student's folder with --model, "
+            f"or remove {folder} where its student was changed"
         )
     engine: Engine = student.engine
     if not own:

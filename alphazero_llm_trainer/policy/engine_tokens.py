@@ -39,12 +39,10 @@ class EngineTokens(Prompts):
                 "in the prompt, which trees of tokens don't know: "
                 f"use 'step', or set models.{student.name}.thinking=off"
             )
-        self.student, self.engine, self.temperature, self.beam = (
-            student,
-            student.engine,
-            temperature,
-            beam,
-        )
+        self.student = student
+        self.engine = student.engine
+        self.temperature = temperature
+        self.beam = beam
         self.context = student.engine.capabilities.max_context
         self._ends = student.engine.step_ends
         # A rollout is cut, judged and taken apart into lines: the same tokens, and the same lines,
@@ -84,8 +82,8 @@ class EngineTokens(Prompts):
         return "ended" if ended else None
 
     async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]:
-        """A response gone on to its end. Whatever follows the final-answer line is cut off; its tokens
-        are paid for.
+        """A response gone on to its end. Whatever follows the final-answer line is cut off; its
+        tokens are paid for.
         """
         response, limit = asked.response, asked.limit
         prefix = asked.prompt + response

@@ -49,8 +49,8 @@ def find_model(
 
     It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know
     becomes a student of its own: a hub id, called as it ends, a file, and a folder with a model
-    (see `read_specification`). A folder is weights of another student where the configuration names one,
-    where it speaks as the embedded student does, and where it has an adapter alone. Raises
+    (see `read_specification`). A folder is weights of another student where the configuration names
+    one, where it speaks as the embedded student does, and where it has an adapter alone. Raises
     ConfigError for anything else.
     """
     if model == "auto" or model in config.models:

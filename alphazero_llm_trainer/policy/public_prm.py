@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,63 +77,13 @@ def tag_id(tokenizer: Any, tag: str) -> int:
     return int(tokenizer(tag, add_special_tokens=False)["input_ids"][-1])
 
 
-def step_lines(steps: Sequence[Step]) -> list[str]:
-    """The steps' texts without line ends."""
-    return [step.text.strip() for step in steps]
+class PublicPrm(ABC):
+    """A verifier that scores each step by itself; the total is the least step."""
 
+    name, checks, guides, computes = "prm", True, False, True
 
-@dataclass(slots=True)
-class CausalPrm:
-    """A verifier whose causal language model says yes or no after each step; the total is the least
-    step.
-    """
-
-    engine: Engine
-    tokenizer: Any
-    name: str = "prm"
-    checks: bool = True
-    guides: bool = False
-    computes: bool = True
-
-    @property
-    def scored_tokens(self) -> int:
-        """Tokens that the engine computed."""
-        return self.engine.stats.computed_tokens
-
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
-        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
-        that the policy read. A step scores p(yes) / (p(yes) + p(no)).
-        """
-        if not steps:
-            return Judgement((), UNJUDGED)
-        prefixes = rlhflow_prefixes(self.tokenizer, problem.question, step_lines(steps))
-        answers = [tag_id(self.tokenizer, answer) for answer in (GOOD, BAD)]
-        asked = [(prefix, (token,)) for prefix in prefixes for token in answers]
-        logprobs = [logprob for [logprob] in await self.engine.score(asked)]
-        scores = [
-            1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)
-        ]
-        return Judgement(tuple(scores), min(scores))
-
-
-@dataclass(slots=True)
-class ClassifierPrm:
-    """A verifier that reads class 1 of 2 off a backbone's states at the separators; the total is
-    the least step.
-
-    `layers` are (weight, bias) pairs with a ReLU between them.
-    """
-
-    backbone: Any
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    tokenizer: Any
-    name: str = "prm"
-    checks: bool = True
-    guides: bool = False
-    computes: bool = True
-    scored_tokens: int = 0
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     async def __call__(
         self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
@@ -143,23 +93,63 @@ class ClassifierPrm:
         """
         if not steps:
             return Judgement((), UNJUDGED)
-        prefixes = qwen_prefixes(self.tokenizer, problem.question, step_lines(steps))
-        scores = self.compute(prefixes)
-        return Judgement(scores, min(scores))
+        scores = await self.score(problem.question, [step.text.strip() for step in steps])
+        return Judgement(tuple(scores), min(scores))
 
-    @torch.inference_mode()
-    def compute(self, prefixes: Sequence[TokenIds]) -> tuple[float, ...]:
+    @abstractmethod
+    async def score(self, question: str, steps: Sequence[str]) -> list[float]:
+        """How likely each step is right, of steps without line ends."""
+
+
+class CausalPrm(PublicPrm):
+    """A causal language model that says yes or no after each step."""
+
+    def __init__(self, tokenizer: Any, engine: Engine) -> None:
+        super().__init__(tokenizer)
+        self.engine = engine
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that the engine computed."""
+        return self.engine.stats.computed_tokens
+
+    async def score(self, question: str, steps: Sequence[str]) -> list[float]:
+        """p(yes) / (p(yes) + p(no)) of each step."""
+        prefixes = rlhflow_prefixes(self.tokenizer, question, steps)
+        answers = [tag_id(self.tokenizer, answer) for answer in (GOOD, BAD)]
+        asked = [(prefix, (token,)) for prefix in prefixes for token in answers]
+        logprobs = [logprob for [logprob] in await self.engine.score(asked)]
+        return [
+            1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)
+        ]
+
+
+class ClassifierPrm(PublicPrm):
+    """Class 1 of 2, read off a backbone's states at the separators.
+
+    `layers` are (weight, bias) pairs with a ReLU between them.
+    """
+
+    def __init__(
+        self, tokenizer: Any, backbone: Any, layers: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        super().__init__(tokenizer)
+        self.backbone, self.layers, self.scored_tokens = backbone, layers, 0
+
+    async def score(self, question: str, steps: Sequence[str]) -> list[float]:
         """The steps' probabilities by one forward."""
+        prefixes = qwen_prefixes(self.tokenizer, question, steps)
         self.scored_tokens += len(prefixes[-1])
         weight: Any = self.backbone.get_input_embeddings().weight
         ids = torch.tensor([prefixes[-1]], device=weight.device)
-        # At each separator: [S, D], then [S, 2] after the head.
-        states = self.backbone(input_ids=ids).last_hidden_state[
-            0, [len(prefix) - 1 for prefix in prefixes]
-        ]
-        for i, (matrix, bias) in enumerate(self.layers):
-            states = F.linear(states.relu() if i else states, matrix, bias)
-        return tuple(states.float().softmax(-1)[:, 1].tolist())
+        with torch.inference_mode():
+            # At each separator: [S, D], then [S, 2] after the head.
+            states = self.backbone(input_ids=ids).last_hidden_state[
+                0, [len(prefix) - 1 for prefix in prefixes]
+            ]
+            for i, (matrix, bias) in enumerate(self.layers):
+                states = F.linear(states.relu() if i else states, matrix, bias)
+            return states.float().softmax(-1)[:, 1].tolist()
 
 
 def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
@@ -172,7 +162,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if name == "qwen-prm":
             backbone: Any = load_weights(AutoModel, str(folder), HEADS, dtype="auto")
-            return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
+            return ClassifierPrm(tokenizer, backbone.to(device).eval(), head_layers(folder, device))
         model: Any = load_weights(AutoModelForCausalLM, str(folder), dtype="auto")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, httpx.HTTPError) as error:
         raise CheckpointError(
@@ -185,7 +175,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
         step_ends=StepEnds(frozenset()),
         settings=config.engine,
     )
-    return CausalPrm(engine, tokenizer)
+    return CausalPrm(tokenizer, engine)
 
 
 def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -71,8 +71,8 @@ TEXTS = (
     "Ana has 2 pens.\n\nShe buys 1,250 more: 20%?\n",
     "Äpfel für 3 €, 漢字\n",
 )
-# What a generation configuration may ask of samples beside a temperature and a nucleus, and where it
-# asks for nothing.
+# What a generation configuration may ask of samples beside a temperature and a nucleus, and where
+# it asks for nothing.
 UNUSED: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -143,8 +143,8 @@ def load_student(
     A folder with an adapter is the student's own weights under that adapter; `bare` leaves it out.
     `opening` is of its chats. `inference` says that nothing will be trained and no other network is
     asked: no adapter is fitted to the model then, and products in bfloat16 aren't compared with the
-    model's own. Nothing is `trained` with critics either: weights are widened (`folders.trains_widened`)
-    for a training alone.
+    model's own. Nothing is `trained` with critics either: weights are widened
+    (`folders.trains_widened`) for a training alone.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -360,8 +360,8 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     size, free = stored_bytes(source), device_memory()[1]
     if size > free:  # there the system would end the process without a word
         raise ConfigError(
-            f"student {name} ({source}) has {size / GIB:.1f} GiB of weights and {free / GIB:.1f} GiB "
-            "are free: use a smaller student, or free memory"
+            f"student {name} ({source}) has {size / GIB:.1f} GiB of weights and {free / GIB:.1f} "
+            "GiB are free: use a smaller student, or free memory"
         )
     if spec.quantization != "none" and not spec.cpu and not 0 < size <= CPU_BYTES:
         raise ConfigError(

@@ -24,7 +24,8 @@ NAMED_WEIGHTS = 3  # weights that an error names
 # text: layers that guess further tokens, towers of pictures and sound, TRL's value head, and masks
 # that older files keep.
 BESIDE = re.compile(
-    r"(^|\.)(mtp|visual|vision|audio|multi_modal_projector|v_head)|\.attn(\.attention)?\.(masked_)?bias$"
+    r"(^|\.)(mtp|visual|vision|audio|multi_modal_projector|v_head)"
+    r"|\.attn(\.attention)?\.(masked_)?bias$"
 )
 
 
@@ -71,8 +72,8 @@ def load_weights(
         if names:
             more = f" and {len(names) - NAMED_WEIGHTS} more" if len(names) > NAMED_WEIGHTS else ""
             raise CheckpointError(
-                f"model {source} {fault} {', '.join(names[:NAMED_WEIGHTS])}{more}: copy its files there "
-                "again, or write them anew"
+                f"model {source} {fault} {', '.join(names[:NAMED_WEIGHTS])}{more}: copy its files "
+                "there again, or write them anew"
             )
     untie_output(model)
     complete_sampling(model)
@@ -84,11 +85,11 @@ def complete_sampling(model: Any) -> None:
     like without it, which transformers reads and doesn't write.
     """
     settings: Any = getattr(model, "generation_config", None)
-    if settings is not None:
-        settings._from_model_config = None  # transformers' own note, which it would write
+    if settings is None:
+        return
+    settings._from_model_config = None  # transformers' own note, which it would write
     try:
-        if settings is not None:
-            settings.validate(strict=True)
+        settings.validate(strict=True)
     except ValueError:
         settings.do_sample = True
 
@@ -121,8 +122,8 @@ def not_finite(model: torch.nn.Module) -> list[str]:
 
 
 def widen_weights(model: Any) -> None:
-    """Turn a model's half-precision numbers into float32, to be trained where `multiplies_fast` says no.
-    `model.stored_dtypes` keeps what each parameter is in its file.
+    """Turn a model's half-precision numbers into float32, to be trained where `multiplies_fast`
+    says no. `model.stored_dtypes` keeps what each parameter is in its file.
     """
     model.stored_dtypes = {}
     for name, parameter in model.named_parameters():

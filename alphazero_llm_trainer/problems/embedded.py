@@ -6,9 +6,9 @@ sentence, and a closing that asks. Its worked solution has one `a op b = c` step
 with `#### N`.
 
 **Splits are disjoint by construction.** A candidate belongs to the split that a stable hash of its
-worked steps names; `build_task` draws candidates from a generator seeded by (split, level, index) until
-one falls into the split that was asked for. So a worked solution, and with it a question, is in
-exactly one split, whatever indices and levels are drawn.
+worked steps names; `build_task` draws candidates from a generator seeded by (split, level, index)
+until one falls into the split that was asked for. So a worked solution, and with it a question, is
+in exactly one split, whatever indices and levels are drawn.
 """
 
 from __future__ import annotations

@@ -56,9 +56,8 @@ def load_tasks(
     if not tasks:
         first = f" from number {start} on: start earlier, " if start else ": "
         raise DataError(
-            f"source {source.name} has no {split} problems{first}"
-            f"name another split ({ALL!r} is all together) or a source with more, or give the "
-            "rows a column `split`"
+            f"source {source.name} has no {split} problems{first}name another split ({ALL!r} is "
+            "all together) or a source with more, or give the rows a column `split`"
         )
     check_gold(tasks, rewards)
     return tasks

@@ -11,40 +11,33 @@ _LAST = "Then write the last line: #### and "
 
 SYSTEM_PROMPT = (
     "You are a careful math tutor. Solve the problem step by step in a few short lines. "
-    + _LAST
-    + "the number that"
-    " answers the question."
+    f"{_LAST}the number that answers the question."
 )
 MATH_PROMPT = (
     "Solve the problem step by step in short lines. "
-    + _LAST
-    + "the final answer alone, in LaTeX without dollar signs, in the form that was asked for."
+    f"{_LAST}the final answer alone, in LaTeX without dollar signs, in the form that was asked for."
 )
 HOTPOTQA_PROMPT = (
     "Answer the question from the paragraphs above it. First write the facts that it needs, each "
     "on one line with the title of its paragraph. "
-    + _LAST
-    + "the answer in as few words as possible: a name, a date, a number, yes or no."
+    f"{_LAST}the answer in as few words as possible: a name, a date, a number, yes or no."
 )
 WORDS_PROMPT = (
     "Answer the question step by step in a few short lines. "
-    + _LAST
-    + "the answer in as few words as possible."
+    f"{_LAST}the answer in as few words as possible."
 )
 OPEN_PROMPT = (
     "Solve the problem step by step in a few short lines. "
-    + _LAST
-    + "the final answer in the form that was asked for."
+    f"{_LAST}the final answer in the form that was asked for."
 )
 CHOICE_PROMPT = (
     "Answer the question step by step in a few short lines. "
-    + _LAST
-    + "the letter of the right choice alone."
+    f"{_LAST}the letter of the right choice alone."
 )
 NUMBERS_PROMPT = (
     "Use every given number once to make the target with + - * and /. Write one step a line: an "
     "operation on two numbers that are left, its result, and after a comma the numbers left then, "
-    "such as `6 * 4 = 24, 1 3`. Results are whole and above zero. " + _LAST + "the target."
+    f"such as `6 * 4 = 24, 1 3`. Results are whole and above zero. {_LAST}the target."
 )
 PANCAKE_PROMPT = (
     "Bring the row of numbers into ascending order by flips: a flip turns round the first k of "
@@ -58,7 +51,7 @@ HIDDEN_PROMPT = (
 )
 CALC_PROMPT = (
     "Solve the problem step by step. Call the tool `calculate` for every calculation, one call a "
-    "turn. " + _LAST + "the number that answers the question."
+    f"turn. {_LAST}the number that answers the question."
 )
 
 SYSTEM_PROMPTS = {

@@ -39,10 +39,18 @@ COUNTS = {
 NAMED_COLUMNS = 8  # columns in a message
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation",
-    "val": "validation", "dev": "validation", "arena": "arena", "test": "test", "testing": "test",
-    "eval": "test", "evaluation": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "arena": "arena",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
 # What opens a packed file, by its ending.
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # A choice with its label.

@@ -52,7 +52,7 @@ class Calculator:
 
 
 def check_turn(step: Step) -> StepCheck | None:
-    """What a turn's calls say of it: wrong where one gave an error. None where it called nothing."""
+    """What a turn's calls say of it: wrong where one gave an error. None without a call."""
     if step.seen is None or not (step.seen.calls or step.seen.errors):
         return None
     return StepCheck.WRONG if step.seen.errors else StepCheck.RIGHT

@@ -108,7 +108,8 @@ def drop_repeats(by_split: Mapping[str, Sequence[Task]], name: str) -> dict[str,
             elif gold[question] != task.gold and not answers.equal(gold[question], task.gold):
                 raise DataError(
                     f"{name} asks {question[:QUESTION_SHOWN]!r} twice, with the answer "
-                    f"{gold[question][:QUESTION_SHOWN]!r} and with {task.gold[:QUESTION_SHOWN]!r}: keep the right one"
+                    f"{gold[question][:QUESTION_SHOWN]!r} and with {task.gold[:QUESTION_SHOWN]!r}: "
+                    "keep the right one"
                 )
     left_out = sum(map(len, by_split.values())) - len(gold)
     if left_out:
@@ -127,7 +128,8 @@ def check_golds(golds: Sequence[str], grader: str, name: str) -> None:
     for gold in golds:
         if read is not None and gold.strip() and read(gold) is None:
             raise DataError(
-                f"problems.grade is {grader!r} and {name} has the gold answer {gold[:QUESTION_SHOWN]!r},"
+                f"problems.grade is {grader!r} and {name} has the gold answer "
+                f"{gold[:QUESTION_SHOWN]!r},"
                 " which that rule can't read: mend it, or leave problems.grade out"
             )
 

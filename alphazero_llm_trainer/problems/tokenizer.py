@@ -20,14 +20,10 @@ PIECES = r" ?[A-Za-z]+| [-+*/=] |#### |\d|\n|[.,?$']| "
 # every assistant message that something follows, so that the prompt of a question is exactly
 # `question + "\n"`.
 CHAT_TEMPLATE = (
-    "{%- set shown = messages | rejectattr('role', 'equalto', 'system') | list -%}"
-    "{%- for message in shown -%}"
-    "{{- message['content'] -}}"
-    "{%- if message['role'] != 'assistant' or ((not loop.last or add_generation_prompt)"
-    " and not message['content'].endswith('\\n')) -%}"
-    "{{- '\\n' -}}"
-    "{%- endif -%}"
-    "{%- endfor -%}"
+    "{%- set shown = messages | rejectattr('role', 'equalto', 'system') | list -%}{%- for message "
+    "in shown -%}{{- message['content'] -}}{%- if message['role'] != 'assistant' or ((not "
+    "loop.last or add_generation_prompt) and not message['content'].endswith('\\n')) -%}{{- '\\n' "
+    "-}}{%- endif -%}{%- endfor -%}"
 )
 
 

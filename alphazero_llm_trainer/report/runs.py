@@ -48,7 +48,8 @@ class FinishedRun:
         after = card.get("after") or {}
         if finished and not after.get(run_measures(card)[0]):
             raise DataError(
-                f"run {folder} has no held-out {run_measures(card)[0]}: finish it, with an --eval-size"
+                f"run {folder} has no held-out {run_measures(card)[0]}: finish it, with an "
+                "--eval-size"
             )
         if finished and not {"groups", "rows"} <= after.keys():
             raise DataError(f"an older version wrote {folder}: train it again")

@@ -1,4 +1,4 @@
-"""Worked solutions as tokens: what a student would have written, and in a world what it answered."""
+"""Worked solutions as tokens: what a student would have written, and what a world answered."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def act_out(turns: TurnPolicy, task: Task) -> Worked:
             if ending is not None and ending.reward == 0:
                 how = "earns nothing"
             raise DataError(
-                f"source {problem.source}: the demonstration of {problem.id!r} {how}: mend what its "
-                "`turns` returns"
+                f"source {problem.source}: the demonstration of {problem.id!r} {how}: mend what "
+                "its `turns` returns"
             )
         return Worked(stage.prompt, ids_of(path), drawn_mask(path))
 

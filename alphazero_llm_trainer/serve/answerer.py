@@ -133,18 +133,14 @@ class Answerer:
         self.tell_more(reader, drawn, told, tell, body, final=True)
         if reader.stop is not None or (drawing.done() and drawn.finish != "length"):
             outcome.finish = outcome.ended_by = "stop"
-        outcome.text, outcome.stop, outcome.cost = (
-            reader.text,
-            reader.stop,
-            drawing_cost(prompt, [drawn]),
-        )
+        outcome.text, outcome.stop = reader.text, reader.stop
+        outcome.cost = drawing_cost(prompt, [drawn])
         outcome.token_ids, outcome.logprobs = drawn.token_ids, drawn.logprobs
         if outcome.tokens is not None:
-            tops = drawn.top or [()] * len(drawn.logprobs)
             outcome.tokens = self.read_tokens(reader, drawn, 0, reader.count_kept())
             if isinstance(body, CompletionBody) and drawn.finish == "eos" and reader.stop is None:
                 # As vLLM: clients count tokens.
-                outcome.tokens.append(self.token("", drawn.logprobs[-1], tops[-1]))
+                outcome.tokens.append(self.token("", drawn.logprobs[-1], (drawn.top or [()])[-1]))
         return outcome
 
     def tell_more(

@@ -26,16 +26,35 @@ from ..types import JsonObject, TokenIds
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.
 UNCHANGED: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "repetition_penalty": (1,), "length_penalty": (1,), "typical_p": (1,), "best_of": (1,),
-    "top_k": (-1, 0), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,), "detokenize": (True,),
-}  # fmt: skip
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "typical_p": (1,),
+    "best_of": (1,),
+    "top_k": (-1, 0),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "detokenize": (True,),
+}
 # Hints that change nothing here.
 IGNORED = {
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning_effort", "verbosity", "priority", "request_id",
-}  # fmt: skip
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "verbosity",
+    "priority",
+    "request_id",
+}
 EMPTY: tuple[Any, ...] = ([], {}, "", 0, False)
 SAMPLE, MCTS = "sample", "mcts"
 JUDGED_METHODS = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
@@ -145,19 +164,15 @@ class Models:
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
-        methods = [
-            ServedMethod(label, label)
-            for label in (SAMPLE, MCTS, *(JUDGED_METHODS if judged else ()))
-        ]
-        for label, method in {
-            "majority": "majority",
-            **({"best-of": "best-of-n"} if judged else {}),
-        }.items():
+        searching = [MCTS, *(JUDGED_METHODS if judged else ())]
+        methods = [ServedMethod(label, label) for label in (SAMPLE, *searching)]
+        counted = {"majority": "majority"} | ({"best-of": "best-of-n"} if judged else {})
+        for label, method in counted.items():
             methods += [ServedMethod(f"{label}-{n}", method, n) for n in range(1, MOST_SAMPLES + 1)]
         self.name, self.methods = name, {method.label: method for method in methods}
         shown = [method.label for method in methods if method.count in (None, 8)]
         self.known = ", ".join(shown)
-        self.searching = [MCTS, *(JUDGED_METHODS if judged else ())]
+        self.searching = searching
         self.listed = [name, *(f"{name}@{label}" for label in shown)]
         if default not in self.methods:
             raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
@@ -169,7 +184,10 @@ class Models:
         """
         name, at, suffix = model.partition("@")
         if name != self.name or (at and suffix not in self.methods):
-            message = f"there is no model {model[:LONGEST_NAME]!r}: use {self.name!r}, or {self.name}@METHOD of {self.known}"
+            message = (
+                f"there is no model {model[:LONGEST_NAME]!r}: "
+                f"use {self.name!r}, or {self.name}@METHOD of {self.known}"
+            )
             raise ApiError(message, "model", "model_not_found", 404)
         label = method or suffix
         if label and label not in self.methods:
@@ -211,15 +229,13 @@ class RequestBody(BaseModel):
         json.dumps(
             fields, ensure_ascii=False
         ).encode()  # half a surrogate pair is no text: a ValueError
-        kept = {}
-        for name, value in fields.items():
-            if name in cls.model_fields:
-                nothing = value is None
-            else:
-                nothing = name in IGNORED or value is None or value in UNCHANGED.get(name, EMPTY)
-            if not nothing:
-                kept[name] = value
-        return kept
+        asked = {name: value for name, value in fields.items() if value is not None}
+        nothing = {
+            name
+            for name in asked.keys() - cls.model_fields.keys()
+            if name in IGNORED or asked[name] in UNCHANGED.get(name, EMPTY)
+        }
+        return {name: value for name, value in asked.items() if name not in nothing}
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -342,7 +358,10 @@ def check_body(body: ChatBody, method: ServedMethod) -> None:
                 "unsupported_parameter",
             )
     if body.add_generation_prompt is body.continue_final_message:
-        both = "add_generation_prompt opens an answer and continue_final_message goes on with one: set one of them"
+        both = (
+            "add_generation_prompt opens an answer and continue_final_message goes on with one: "
+            "set one of them"
+        )
         raise ApiError(both, "add_generation_prompt")
     last = body.messages[-1].wire()
     if body.continue_final_message and (last["role"] != "assistant" or not last["content"].strip()):

@@ -43,10 +43,8 @@ def test_the_exact_value_is_what_the_best_play_reaches():
 
 
 def test_numbers_have_siblings_and_the_chance_of_random_play():
-    game, problem = (
-        GAMES["numbers"],
-        Problem("one", "Use 2, 3 and 4 once each to make 20.", "numbers", 1),
-    )
+    game = GAMES["numbers"]
+    problem = Problem("one", "Use 2, 3 and 4 once each to make 20.", "numbers", 1)
     steps = game.moves(problem, game.state(problem, []))
     others = [sibling(game, problem, [], step) for step in steps]
     assert sorted(others) == sorted(steps) and all(map(str.__ne__, others, steps))

@@ -163,10 +163,8 @@ class ForgetfulDisk:
         self.held = {}  # descriptors by inode: while they are open no other file gets the number
         self.names = {}
         self.look()
-        self.synced_names, self.synced = (
-            dict(self.names),
-            {inode: self.bytes_of(inode) for inode in self.held},
-        )
+        self.synced_names = dict(self.names)
+        self.synced = {inode: self.bytes_of(inode) for inode in self.held}
         self.cuts, self.inside = 0, False
         patch.setattr(os, "fsync", self.fsync)
         for name in ("replace", "rename", "link", "mkdir", "unlink", "remove", "rmdir"):

@@ -41,10 +41,8 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys):
         assert row["outcomes"].count("1") / 12 == row["accuracy"][0]
     names = {path.name for path in out.iterdir()}
     assert names == {"cells", "results.json", "report.html", "answers.jsonl"}
-    answers, page = (
-        read_jsonl(out / "answers.jsonl"),
-        html.unescape((out / "report.html").read_text()),
-    )
+    answers = read_jsonl(out / "answers.jsonl")
+    page = html.unescape((out / "report.html").read_text())
     assert Counter((row["method"], row["budget"]) for row in answers) == dict.fromkeys(cells, 12)
     failed = found["failures"]["embedded"]["answers"]
     for failure in failed:

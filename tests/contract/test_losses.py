@@ -64,11 +64,9 @@ def rows_of(student, count=12, shift=0.1):
     for i in range(count):
         ids = (*student.encode(RESPONSES[i % 4]), student.engine.eos_id)
         kind = "demonstration" if i == 5 else "policy"
-        prompt, credit, reward = (
-            student.prompt_ids(QUESTIONS[i % 2]),
-            (0.1 * (i - 5),) * len(ids),
-            float(i % 3 == 0),
-        )
+        prompt = student.prompt_ids(QUESTIONS[i % 2])
+        credit = (0.1 * (i - 5),) * len(ids)
+        reward = float(i % 3 == 0)
         row = TrainRow(prompt, ids, (), credit, kind, reward, index=i)
         with torch.no_grad():
             old = own_tokens(library_logprobs(student.model, row), row) - shift * ((-1) ** i)
@@ -223,11 +221,9 @@ def test_weights_of_tokens_are_shares_of_the_mean():
 
 
 def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one():
-    values, old, returns = (
-        torch.tensor([0.8, 0.8, 0.1, 0.7]),
-        torch.full((4,), 0.5),
-        torch.tensor([1.0, 0.0, 0.0, 0.7]),
-    )
+    values = torch.tensor([0.8, 0.8, 0.1, 0.7])
+    old = torch.full((4,), 0.5)
+    returns = torch.tensor([1.0, 0.0, 0.0, 0.7])
     loss, figures = value_loss(
         values, old, returns, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor(3.0), clip=0.1
     )
@@ -237,10 +233,8 @@ def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one():
 
 
 def test_figures_of_grpo_are_the_clipped_share_and_k3():
-    ratios, advantages = (
-        [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0],
-        [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0],
-    )
+    ratios = [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0, 2.0]
+    advantages = [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0, 1.0, 1.0]
     logprobs, mask = torch.tensor(ratios).log(), torch.tensor([1.0] * 7 + [0.0])
     same = torch.zeros(8)  # the policies that sampled and that the run started from
     _, figures = grpo_loss(
@@ -335,10 +329,8 @@ def test_the_head_at_labels_alone_has_the_whole_forwards_numbers(bias, monkeypat
 
 
 def test_a_probability_of_zero_has_no_entropy():
-    hidden, weight = (
-        torch.tensor([[1.0]], requires_grad=True),
-        torch.tensor([[0.0], [float("-inf")]]),
-    )
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    weight = torch.tensor([[0.0], [float("-inf")]])
     logprobs, entropy = LabelLogProbs.apply(hidden, weight, torch.tensor([0]))
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 

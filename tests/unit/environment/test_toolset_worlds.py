@@ -11,8 +11,9 @@ import uvicorn
 import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
+from scripted import write_calls
 
-from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls, write_calls
+from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
 from alphazero_llm_trainer.environment.toolset_worlds import VerifiersWorld
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.worlds import Episodes, Tooling

@@ -64,10 +64,8 @@ def test_a_state_is_worth_the_discount_to_the_nearest_right_end():
 
 def test_a_value_is_held_against_siblings_and_not_against_depth():
     tree = a_tree()
-    z, order = (
-        state_outcomes(tree, 0.5),
-        {"by z": [1.0, 1.0], "by depth": [0.5, 0.5], "wrong": [0.0, 1.0]},
-    )
+    z = state_outcomes(tree, 0.5)
+    order = {"by z": [1.0, 1.0], "by depth": [0.5, 0.5], "wrong": [0.0, 1.0]}
     a, d, b, c = 1, 2, 3, 4
     for name, values in {
         "by z": {ROOT: 0.3, a: 0.4, d: 0.1, b: 0.6, c: 0.2},

@@ -67,10 +67,8 @@ def test_phs_draws_where_its_formula_says(guided, discount):
         rng = Random(seed)
         tree, scale = Tree(), rng.choice([0.0, 1.0, 2.0, 8.0])
         tree.discount = discount
-        made, mcts = (
-            Reference(scale, discount),
-            Mcts(tree, BestFirst(Live(tree, 10**6), phs, scale, guided), 60),
-        )
+        made = Reference(scale, discount)
+        mcts = Mcts(tree, BestFirst(Live(tree, 10**6), phs, scale, guided), 60)
         if guided:
             tree.V[ROOT] = made.nodes[0]["V"] = rng.uniform(0.01, 1.0)
         for _ in range(40):

@@ -407,11 +407,9 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
 
 def test_a_tree_can_end_at_its_first_finished_response_right_or_wrong():
     """Which is step rejection; the end of a chain at a rejected step finishes no response."""
-    rejected, wrong, right = (
-        ("5 * 5 = 26\n",),
-        ("5 + 5 = 10\n", "#### 10"),
-        ("5 * 5 = 25\n", "#### 25"),
-    )
+    rejected = ("5 * 5 = 26\n",)
+    wrong = ("5 + 5 = 10\n", "#### 10")
+    right = ("5 * 5 = 25\n", "#### 25")
 
     def chains(simulations, finished):
         asked = {"simulations": simulations, "enough_finished": finished, "select": "restart"}

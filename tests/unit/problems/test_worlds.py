@@ -10,9 +10,10 @@ import time
 from typing import ClassVar
 
 import pytest
+from scripted import write_calls
 from transformers.utils import get_json_schema
 
-from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls, write_calls
+from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems import calc, hidden
 from alphazero_llm_trainer.problems.worlds import (

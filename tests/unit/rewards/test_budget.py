@@ -113,10 +113,8 @@ def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget():
 
     async def main():
         measure = Perplexity(student, config.search.max_tokens, own=True)
-        whole, again = (
-            await measure.open(task.problem, None),
-            await measure.open(task.problem, None),
-        )
+        whole = await measure.open(task.problem, None)
+        again = await measure.open(task.problem, None)
         measure.forget(task.problem)
         return whole, again, await measure.open(task.problem, 5)
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
-from scripted import run
+from scripted import run, write_calls
 from tables import CHECKOUT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -18,7 +18,6 @@ from alphazero_llm_trainer.chat.tool_calls import (
     FORMS,
     as_message,
     read_line,
-    write_calls,
     write_line,
 )
 from alphazero_llm_trainer.config.load import load_answering
