@@ -34,7 +34,7 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.learning.collector import Collector
 from alphazero_llm_trainer.learning.methods.by_name import method_of
-from alphazero_llm_trainer.learning.methods.grpo import credit_tokens
+from alphazero_llm_trainer.learning.methods.grpo import by_step, credit_tokens
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.policy.proposals import make_steps
@@ -43,16 +43,22 @@ from alphazero_llm_trainer.problems.hidden import row_after
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.turns import TurnPolicy
-from alphazero_llm_trainer.tree.extract import Trajectory
+from alphazero_llm_trainer.tree.arena import ROOT
+from alphazero_llm_trainer.tree.extract import OUTSIDE, Trajectory, turn_values
 from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Problem, Step, Task, ids_of, text_of
 
 SOURCES = ("hidden", "calc")
-SPLITS = {"validation": (0, 40), "test": (30_000, 100)}  # first problem and how many, of `credit`
+# The first problem and how many, of `credit`; `again` is test problems of calc alone.
+SPLITS = {"validation": (0, 40), "test": (30_000, 100), "again": (32_000, 100)}
+READ = {"hidden": ("test",), "calc": ("test", "again")}
 EQUAL = 48  # train problems that say how many chains take a tree's tokens
 ROLLOUTS = 64  # of a reference value
 TAKEN = 1  # responses of a question and design whose turns are held against the reference
-CREDITS = {"tree": ("turn", "step", "group"), "chains": ("group", "turn")}  # the package's own
+CREDITS = {
+    "tree": ("turn", "step", "group", "siblings"),
+    "chains": ("group", "turn"),
+}  # the package's own, and `siblings`: see `sibling_values`
 TREE, GIGPO = ("tree", "turn"), ("chains", "gigpo")
 CONCURRENT = 16  # questions
 DRAWS = 2000  # of a bootstrap
@@ -121,6 +127,21 @@ def turns_in(response: Trajectory) -> list[tuple[int, int, int]]:
             places.append((start, given, at))
             start = at
     return places
+
+
+def sibling_values(
+    response: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
+) -> list[tuple[float, float]]:
+    """`turn_values`, but V is Q where no other turn was sampled at the same state: a turn that was
+    never compared earns nothing.
+    """
+    values, parent = turn_values(response, reward, counts, sums), ROOT
+    for at, node in enumerate(response.nodes):
+        inside = node != OUTSIDE and counts[node] > 0
+        if counts[parent] <= (counts[node] if inside else 1):
+            values[at] = (values[at][0], values[at][0])
+        parent = parent if node == OUTSIDE else node
+    return values
 
 
 def gigpo(
@@ -280,9 +301,9 @@ def credit(args: argparse.Namespace) -> None:
     share = spent(config) / (spent(settings(source, seed, *chains_of(12))) / 12)
     count = math.ceil(share)
     references = References(folder / f"{source}.references.jsonl", student, config)
-    splits = {"train": (100, args.problems)} if args.problems else SPLITS
-    for split, (first, num) in splits.items():
-        tasks, parts = tasks_of(config, split, num, first), {}
+    for split in ("validation", *READ[source]):
+        first, num = SPLITS[split]
+        tasks, parts = tasks_of(config, split.replace("again", "test"), num, first), {}
         references.turns.tasks |= {task.problem.id: task for task in tasks}
         for design, more in (("tree", ()), ("chains", chains_of(count))):
             own = settings(source, seed, *more)
@@ -291,9 +312,13 @@ def credit(args: argparse.Namespace) -> None:
             groups = [(tree.tree, tree.responses) for tree in kept]
             credits = {}
             for name in CREDITS[design]:
-                asked = settings(source, seed, *more, f"train.credit={name}")
+                known = name.replace("siblings", "turn")
+                asked = settings(source, seed, *more, f"train.credit={known}")
                 earned = Collector(student, asked, method_of("grpo"), None)
-                credits[name] = credit_tokens(groups, earned)
+                if name == known:
+                    credits[name] = credit_tokens(groups, earned)
+                else:
+                    credits[name] = by_step(groups, earned, sibling_values)
             if "group" in credits:  # as often as it was sampled: a row's weight is no credit
                 for tree, made in zip(kept, credits["group"], strict=True):
                     made[:] = [
@@ -383,13 +408,15 @@ def interval(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(values[0]), float(low), float(high)]
 
 
-def credit_table(args: argparse.Namespace, source: str, seeds: Sequence[int]) -> dict[str, Any]:
+def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str, Any]:
     """The figures of a source's credits over seeds."""
-    cells = {
-        split: [read(args.work / f"seed-{seed}" / f"{source}.{split}.json") for seed in seeds]
-        for split in SPLITS
-    }
-    choosing, test = ([cell["parts"] for cell in cells[split]] for split in SPLITS)
+
+    def of_seeds(split: str) -> list[dict[str, Any]]:
+        folders = [args.work / f"seed-{seed}" for seed in args.seeds]
+        return [read(folder / f"{source}.{split}.json") for folder in folders]
+
+    cells = of_seeds(split)
+    choosing, test = ([cell["parts"] for cell in of_seeds(one)] for one in ("validation", split))
 
     def tuned(design: str, name: str) -> tuple[float, float]:
         sums = sums_by_seed(choosing, design, name)
@@ -434,12 +461,13 @@ def credit_table(args: argparse.Namespace, source: str, seeds: Sequence[int]) ->
                 [[round(x, 4) for x in question[:N]] for question in one] for one in sums.tolist()
             ]
     for row in rows:
-        row["less_tree"] = interval(errors[row["design"], row["credit"]] - errors[TREE])
-    for row in rows:
-        print(source, row["design"], row["credit"], row["error"], row["less_tree"], flush=True)
+        row["gigpo_less_it"] = interval(errors[GIGPO] - errors[row["design"], row["credit"]])
+        print(source, row["design"], row["credit"], row["error"], row["gigpo_less_it"], flush=True)
     return {
-        "seeds": [*seeds],
-        "chains": [cell["chains"] for cell in cells["test"]],
+        "source": source,
+        "split": split,
+        "seeds": args.seeds,
+        "chains": [cell["chains"] for cell in cells],
         "problems": len(test[0]["tree"]),
         "rows": rows,
         "variants": variants,
@@ -582,7 +610,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10, 11])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=[*SOURCES])
     parser.add_argument("--jobs", type=int, default=2, help="students side by side")
-    parser.add_argument("--problems", type=int, help="a trial on so many train problems")
     parser.add_argument("--cells", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.work = args.work.resolve()
@@ -598,12 +625,12 @@ def main() -> None:
 
         def measure(pair: tuple[Seed, str]) -> None:
             seed, source = pair
-            stage(seed, "credit", source, seed.path / f"{source}.test.json")
+            stage(seed, "credit", source, seed.path / f"{source}.{READ[source][-1]}.json")
 
         side_by_side(args.jobs, measure, pairs)
-        figures["credit"] = {
-            source: credit_table(args, source, args.seeds) for source in args.sources
-        }
+        figures["credit"] = [
+            credit_table(args, source, split) for source in args.sources for split in READ[source]
+        ]
     if "answer" in args.parts:
         figures["answer"] = {source: answer_table(seeds, source) for source in args.sources}
     provenance.write(args.out, figures)
