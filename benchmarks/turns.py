@@ -49,9 +49,14 @@ from alphazero_llm_trainer.tree.graded import GradedTree
 from alphazero_llm_trainer.types import Problem, Step, Task, ids_of, text_of
 
 SOURCES = ("hidden", "calc")
-# The first problem and how many, of `credit`; `again` is test problems of calc alone.
-SPLITS = {"validation": (0, 40), "test": (30_000, 100), "again": (32_000, 100)}
-READ = {"hidden": ("test",), "calc": ("test", "again")}
+# The first problem and how many, of `credit`.
+SPLITS = {
+    "validation": (0, 40),
+    "test": (30_000, 100),
+    "first test": (30_000, 60),
+    "again": (32_000, 100),
+}
+READ = {"hidden": ("first test",), "calc": ("test", "again")}
 EQUAL = 48  # train problems that say how many chains take a tree's tokens
 ROLLOUTS = 64  # of a reference value
 TAKEN = 1  # responses of a question and design whose turns are held against the reference
@@ -303,7 +308,10 @@ def credit(args: argparse.Namespace) -> None:
     references = References(folder / f"{source}.references.jsonl", student, config)
     for split in ("validation", *READ[source]):
         first, num = SPLITS[split]
-        tasks, parts = tasks_of(config, split.replace("again", "test"), num, first), {}
+        tasks, parts = (
+            tasks_of(config, "validation" if split == "validation" else "test", num, first),
+            {},
+        )
         references.turns.tasks |= {task.problem.id: task for task in tasks}
         for design, more in (("tree", ()), ("chains", chains_of(count))):
             own = settings(source, seed, *more)
