@@ -306,7 +306,7 @@ def credit(args: argparse.Namespace) -> None:
     share = spent(config) / (spent(settings(source, seed, *chains_of(12))) / 12)
     count = math.ceil(share)
     references = References(folder / f"{source}.references.jsonl", student, config)
-    for split in ("validation", *READ[source]):
+    for split in (*["validation"] * args.choose, *READ[source]):
         first, num = SPLITS[split]
         tasks, parts = (
             tasks_of(config, "validation" if split == "validation" else "test", num, first),
@@ -419,12 +419,10 @@ def interval(values: Sequence[float] | np.ndarray) -> list[float]:
 def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str, Any]:
     """The figures of a source's credits over seeds."""
 
-    def of_seeds(split: str) -> list[dict[str, Any]]:
-        folders = [args.work / f"seed-{seed}" for seed in args.seeds]
-        return [read(folder / f"{source}.{split}.json") for folder in folders]
-
-    cells = of_seeds(split)
-    choosing, test = ([cell["parts"] for cell in of_seeds(one)] for one in ("validation", split))
+    folders = [args.work / f"seed-{seed}" for seed in args.seeds]
+    cells = [read(folder / f"{source}.{split}.json") for folder in folders]
+    choosing = [read(folders[0] / f"{source}.validation.json")["parts"]]
+    test = [cell["parts"] for cell in cells]
 
     def tuned(design: str, name: str) -> tuple[float, float]:
         sums = sums_by_seed(choosing, design, name)
@@ -618,6 +616,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10, 11])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=[*SOURCES])
     parser.add_argument("--jobs", type=int, default=2, help="students side by side")
+    parser.add_argument("--choose", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.work = args.work.resolve()
@@ -633,7 +632,8 @@ def main() -> None:
 
         def measure(pair: tuple[Seed, str]) -> None:
             seed, source = pair
-            stage(seed, "credit", source, seed.path / f"{source}.{READ[source][-1]}.json")
+            last = seed.path / f"{source}.{READ[source][-1]}.json"
+            stage(seed, "credit", source, last, *["--choose"] * (seed is seeds[0]))
 
         side_by_side(args.jobs, measure, pairs)
         figures["credit"] = [
