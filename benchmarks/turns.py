@@ -458,6 +458,7 @@ def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str,
                 "standard_error": math.sqrt(drawn[0][VV] / drawn[0][N]),
                 "sampled": fmean(row["tokens"][0] for part in mine for row in part),
                 "given": fmean(row["tokens"][1] for part in mine for row in part),
+                "tokens": fmean(sum(row["tokens"]) for part in mine for row in part),
                 "responses": fmean(row["responses"] for part in mine for row in part),
                 "right": fmean(row["right"] for part in mine for row in part),
             }
@@ -468,7 +469,7 @@ def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str,
             ]
     for row in rows:
         row["gigpo_less_it"] = interval(errors[GIGPO] - errors[row["design"], row["credit"]])
-        print(source, row["design"], row["credit"], row["error"], row["gigpo_less_it"], flush=True)
+        print(source, split, row["design"], row["credit"], row["error"], row["gigpo_less_it"])
     return {
         "source": source,
         "split": split,
