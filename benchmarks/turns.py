@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 import provenance
-from arms import Seed, accuracy, add_work, digits, less, read, side_by_side
+from arms import Seed, accuracy, add_work, digits, read, side_by_side
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
+from alphazero_llm_trainer.eval.metrics import repeats
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.learning.collector import Collector
 from alphazero_llm_trainer.learning.methods.by_name import method_of
@@ -60,10 +61,11 @@ READ = {"hidden": ("first test",), "calc": ("test", "again")}
 EQUAL = 48  # train problems that say how many chains take a tree's tokens
 ROLLOUTS = 64  # of a reference value
 TAKEN = 1  # responses of a question and design whose turns are held against the reference
+# The package's own, and `siblings`: see `sibling_values`.
 CREDITS = {
     "tree": ("turn", "step", "group", "siblings"),
-    "chains": ("group", "turn"),
-}  # the package's own, and `siblings`: see `sibling_values`
+    "chains": ("group", "turn", "step"),
+}
 TREE, GIGPO = ("tree", "turn"), ("chains", "gigpo")
 CONCURRENT = 16  # questions
 DRAWS = 2000  # of a bootstrap
@@ -255,7 +257,6 @@ async def held_against(
         episodes = {
             at: (await references.episode(tree, tree.responses[at]), float(one.hre or 0.0))
             for at, one in enumerate(tree.responses)
-            if design == "chains" or at in taken
         }
         told: dict[str, dict[int, list[float]]] = {
             name: {
@@ -263,12 +264,10 @@ async def held_against(
             }
             for name, tokens in credits.items()
         }
-        if design == "chains":
-            places = [at for at in every]
-            group = [episodes[at] for at in places]
-            for variant in VARIANTS:
-                made = gigpo(problem, group, variant)
-                told[name_of(variant)] = {at: made[places.index(at)] for at in taken}
+        group = [episodes[at] for at in every]
+        for variant in VARIANTS:
+            made = gigpo(problem, group, variant)
+            told[name_of(variant)] = {at: made[every.index(at)] for at in taken}
         for at in taken:
             for depth, (truth, variance) in enumerate(
                 await references.advantages(problem, *episodes[at])
@@ -307,11 +306,7 @@ def credit(args: argparse.Namespace) -> None:
     count = math.ceil(share)
     references = References(folder / f"{source}.references.jsonl", student, config)
     for split in (*["validation"] * args.choose, *READ[source]):
-        first, num = SPLITS[split]
-        tasks, parts = (
-            tasks_of(config, "validation" if split == "validation" else "test", num, first),
-            {},
-        )
+        tasks, parts = problems_of(source, seed, split), {}
         references.turns.tasks |= {task.problem.id: task for task in tasks}
         for design, more in (("tree", ()), ("chains", chains_of(count))):
             own = settings(source, seed, *more)
@@ -392,9 +387,15 @@ def scale_of(sums: np.ndarray) -> float:
     return float(total[CA] / total[CC]) if total[CC] else 0.0
 
 
-def sums_by_seed(parts: Sequence[Mapping[str, Any]], design: str, name: str) -> np.ndarray:
-    """`[S, Q, 9]`: of each seed and question."""
-    return np.array([[sums_of(row["turns"], name) for row in part[design]] for part in parts])
+def sums_by_seed(
+    parts: Sequence[Mapping[str, Any]], design: str, name: str, groups: Mapping[str, int]
+) -> np.ndarray:
+    """`[S, G, 9]`: of each seed and distinct problem, by the problems' ids."""
+    sums = np.zeros((len(parts), 1 + max(groups.values()), 9))
+    for at, part in enumerate(parts):
+        for row in part[design]:
+            sums[at, groups[row["id"]]] += sums_of(row["turns"], name)
+    return sums
 
 
 def drawn_sums(sums: np.ndarray) -> Iterator[np.ndarray]:
@@ -416,6 +417,18 @@ def interval(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(values[0]), float(low), float(high)]
 
 
+def problems_of(source: str, seed: int, split: str) -> list[Task]:
+    first, num = SPLITS[split]
+    half = "validation" if split == "validation" else "test"
+    return tasks_of(settings(source, seed), half, num, first)
+
+
+def groups_of(source: str, seed: int, split: str) -> dict[str, int]:
+    """The number of each problem of a split, which repeats share, by its id."""
+    tasks = problems_of(source, seed, split)
+    return dict(zip((task.problem.id for task in tasks), repeats(tasks), strict=True))
+
+
 def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str, Any]:
     """The figures of a source's credits over seeds."""
 
@@ -423,19 +436,27 @@ def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str,
     cells = [read(folder / f"{source}.{split}.json") for folder in folders]
     choosing = [read(folders[0] / f"{source}.validation.json")["parts"]]
     test = [cell["parts"] for cell in cells]
+    chosen_by, groups = (groups_of(source, args.seeds[0], one) for one in ("validation", split))
 
     def tuned(design: str, name: str) -> tuple[float, float]:
-        sums = sums_by_seed(choosing, design, name)
+        sums = sums_by_seed(choosing, design, name, chosen_by)
         scale = scale_of(sums)
         return float(error_of(sums.sum((0, 1)), scale)), scale
 
-    variants = {name_of(one): tuned("chains", name_of(one))[0] for one in VARIANTS}
-    chosen = min(variants, key=variants.__getitem__)
+    variants = {
+        design: {name_of(one): tuned(design, name_of(one))[0] for one in VARIANTS}
+        for design in CREDITS
+    }
+    best = {design: min(tried, key=tried.__getitem__) for design, tried in variants.items()}
     rows, errors, problems = [], {}, {}
     named = [(design, name, name) for design, names in CREDITS.items() for name in names]
     paper = name_of(("deviation", 0.95, 1.0, "seen"))
-    for design, credit, name in [*named, (*GIGPO, chosen), ("chains", "gigpo as published", paper)]:
-        scale, sums = tuned(design, name)[1], sums_by_seed(test, design, name)
+    for design, credit, name in [
+        *named,
+        *((design, "gigpo", best[design]) for design in CREDITS),
+        ("chains", "gigpo as published", paper),
+    ]:
+        scale, sums = tuned(design, name)[1], sums_by_seed(test, design, name, groups)
         drawn = np.array(list(drawn_sums(sums)))
         errors[design, credit] = error_of(drawn, scale)
         mine = [part[design] for part in test]
@@ -465,7 +486,8 @@ def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str,
         )
         if (design, credit) in (TREE, GIGPO):
             problems[design] = [
-                [[round(x, 4) for x in question[:N]] for question in one] for one in sums.tolist()
+                [" ".join(f"{part:.4g}" for part in sums[:N]) for sums in of_seed]
+                for of_seed in sums.tolist()
             ]
     for row in rows:
         row["gigpo_less_it"] = interval(errors[GIGPO] - errors[row["design"], row["credit"]])
@@ -475,10 +497,12 @@ def credit_table(args: argparse.Namespace, source: str, split: str) -> dict[str,
         "split": split,
         "seeds": args.seeds,
         "chains": [cell["chains"] for cell in cells],
-        "problems": len(test[0]["tree"]),
+        "problems": len(groups),
+        "distinct": len(set(groups.values())),
         "rows": rows,
         "variants": variants,
         "primary": interval(errors[GIGPO] - errors[TREE]),
+        "step_of_chains_less_of_trees": interval(errors["chains", "step"] - errors["tree", "step"]),
         "by_problem": problems,
         "tokens": {
             design: [" ".join(str(sum(row["tokens"])) for row in part[design]) for part in test]
@@ -558,7 +582,7 @@ def answer_table(seeds: Sequence[Seed], source: str) -> dict[str, Any]:
                 "validation": reached[group],
                 "accuracy": accuracy(right[group], same),
                 "by_seed": [fmean(one) for one in right[group]],
-                "tree_less_it": less(right["mcts"], right[group], same),
+                "tree_less_it": accuracy(np.subtract(right["mcts"], right[group]).tolist(), same),
                 **{
                     name: fmean(getattr(cell, name) / num for cell in mine)
                     for name in (
