@@ -2,13 +2,14 @@
 
 import pytest
 from generations import GAMES, exact_value, sibling
+from turns import gigpo
 from value_gate import DISCOUNTS, NOISY, gate, pair_accuracy, spread_of
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.problems.pancake import flip_distances, flip_row
 from alphazero_llm_trainer.problems.registry import open_source
-from alphazero_llm_trainer.types import Problem
+from alphazero_llm_trainer.types import Problem, Step
 
 
 def test_each_step_has_one_other_legal_step_as_sibling():
@@ -52,6 +53,20 @@ def test_numbers_have_siblings_and_the_chance_of_random_play():
     # Of the moves with 5 and 4, multiplication alone ends at 20.
     legal = game.moves(problem, game.state(problem, after))
     assert game.exact(problem, after, 1.0) == pytest.approx(1 / (len(legal) + 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("seen", [[0.25], [0.25, 0, 0.25], [-0.75]]), ("whole", [[1 / 3], [1 / 3, 0, 0], [-2 / 3]])],
+)
+def test_gigpo_holds_a_turns_return_against_those_of_its_state(kind, expected):
+    problem = Problem("one", "8 flips: 32145", "hidden", 1)
+    played = [("3", 1.0), ("223", 1.0), ("2", 0.0)]  # the second is back at the row, two flips on
+    episodes = [([Step((), (), f"{move}\n") for move in moves], won) for moves, won in played]
+    made = gigpo(problem, episodes, ("one", 1.0, None, kind))
+    assert [pytest.approx(each) for each in expected] == made
+    whole = gigpo(problem, episodes, ("one", 1.0, 1.0, kind))
+    assert whole[2] == [pytest.approx(expected[2][0] - 2 / 3)]  # with the outcome's part
 
 
 @pytest.mark.parametrize("source", ["pancake", "numbers"])
