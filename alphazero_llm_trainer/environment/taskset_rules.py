@@ -1,7 +1,7 @@
 """A verifiers taskset's tasks as problems: what they have to be, and what a reply earns.
 
-A problem is one question with one reply, whose rewards run in this process; anything else is
-refused with one sentence before anything starts.
+A problem is one question with one reply, or an episode with tools (`toolset_worlds`), whose rewards
+run in this process; anything else is refused with one sentence before anything starts.
 
 A reply earns the task's own rewards on the trace that a single-turn rollout leaves, made as
 `verifiers.v1.rollout` makes one: the task, one model call, the prompt's messages and the reply;
@@ -104,12 +104,8 @@ def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.S
     return config
 
 
-def of_class(task: vf.Task, tools: bool = False) -> str | None:
-    """What a task's class and configuration ask for that isn't here, or None. `tools` are here
-    where there is a world (`environment.toolset_worlds`).
-    """
-    if not tools and task.toolsets(task.config):
-        return "it needs tools, and a problem here is one prompt with one reply"
+def of_class(task: vf.Task) -> str | None:
+    """What a task's class and configuration ask for that isn't here, or None."""
     if task.hooks("stop") or discover_decorated(task, "intercept"):
         return "it watches or rewrites turns, and a problem here is one prompt with one reply"
     hooks = [fn for fn in (task.setup, task.finalize) if has_own_method(task, fn.__name__)]

@@ -1,5 +1,6 @@
-"""A verifiers taskset as a source of problems: `verifiers:ENV_ID`, any installed single-turn V1
-taskset.
+"""A verifiers taskset as a source of problems: `verifiers:ENV_ID`, any installed V1 taskset whose
+tasks are one prompt with one reply, or have toolsets: then each is an episode in a world
+(`toolset_worlds`).
 
 `verifiers:ENV_ID?KEY=VALUE&KEY=VALUE` sets the taskset's own options, as `--env.taskset.KEY` does
 in `vf-eval`, and `reward_range=LOW:HIGH` says what its rewards can sum up to: 0 to 1 where it is
@@ -33,6 +34,7 @@ from ..grading.graders import GRADERS, Grade, Verdict
 from ..problems.row_columns import SPLIT_NAMES
 from ..problems.source import SPLITS, Source, split_of
 from ..problems.task_list import guess_tokens
+from ..problems.worlds import Tooling, World
 from ..types import Problem, Task
 from .argv import is_our_id
 from .taskset_rules import (
@@ -65,8 +67,8 @@ class VerifiersTaskset(Source):
             None keeps theirs.
 
     Raises:
-        ConfigError: the taskset isn't installed, can't be set up, or its tasks are more than one
-            prompt with one reply.
+        ConfigError: the taskset isn't installed, can't be set up, or its tasks ask for what isn't
+            here.
     """
 
     name = "verifiers"
@@ -142,15 +144,14 @@ class VerifiersTaskset(Source):
         can't be a problem.
         """
         seen: set[type] = set()
-        if taskset.toolsets(taskset.config):
-            raise ConfigError(
-                f"{self.name} can't be searched: its tasks share tools, and a problem here has none"
-            )
+        self._taskset = taskset
+        self.worlds |= bool(taskset.toolsets(taskset.config))
         for item in taskset if taskset.bounded else islice(taskset, MOST_TASKS):
             reason = of_data(item.data) or (None if type(item) in seen else of_class(item))
             if reason is not None:
                 raise ConfigError(f"{self.name} can't be searched, task {item.data.idx}: {reason}")
             seen.add(type(item))
+            self.worlds |= bool(item.toolsets(item.config))
             yield item if self._override is None else item.with_system_prompt(self._override)
 
     def _keep(self, origin: str, item: vf.Task) -> Task:
@@ -204,12 +205,23 @@ class VerifiersTaskset(Source):
 
     async def score(self, response: str, task: Task) -> vf.Trace:
         """The trace of a response with the task's own rewards."""
+        return await score_reply(self.agent, self._item_of(task), response)
+
+    def world(self, task: Task, tooling: Tooling) -> World:
+        """A new episode of a task, where the source has `worlds`."""
+        from .toolset_worlds import VerifiersWorld  # its servers take a second to import
+
+        shared = self._taskset.toolsets(self._taskset.config)
+        scale = (self.low, self.high)
+        return VerifiersWorld(self._item_of(task), tooling, self.agent, shared, scale)
+
+    def _item_of(self, task: Task) -> vf.Task:
         if task.problem.id not in self._items:
             raise DataError(
                 f"{self.name} has no task {task.problem.id!r}: "
                 "it was made with other options, or by another version"
             )
-        return await score_reply(self.agent, self._items[task.problem.id], response)
+        return self._items[task.problem.id]
 
     def _grade(self, trace: vf.Trace, task: Task, stated: str | None) -> Grade:
         reason = why_unscored(trace)

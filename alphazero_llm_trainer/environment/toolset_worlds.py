@@ -38,6 +38,7 @@ from .taskset_rules import (
     why_unscored,
 )
 
+REWARD_DIGITS = 9  # of a scaled reward: 1 but for rounding is 1
 CLOSING = 5.0  # seconds that servers have to end
 
 _calling: ContextVar[VerifiersWorld] = ContextVar("world of a call")
@@ -65,7 +66,7 @@ class VerifiersWorld(ToolWorld):
         reward_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         super().__init__(tooling)
-        reason = of_data(task.data) or of_class(task, tools=True)
+        reason = of_data(task.data) or of_class(task)
         if reason is not None:
             raise ConfigError(f"task {task.data.idx} can't be searched: {reason}")
         self.task, self.agent, self.range = task, agent, reward_range
@@ -132,7 +133,7 @@ class VerifiersWorld(ToolWorld):
         if reason is not None:
             raise RuntimeError(reason)
         low, high = self.range
-        return checked_reward((trace.reward - low) / (high - low))
+        return checked_reward(round((trace.reward - low) / (high - low), REWARD_DIGITS))
 
     def wire_messages(self) -> Messages:
         """The turns and observations as verifiers' messages."""

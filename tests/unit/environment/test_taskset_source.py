@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Literal
 
 import pytest
@@ -26,8 +27,9 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.registry import open_problems, source_names
 from alphazero_llm_trainer.problems.source import SPLITS
+from alphazero_llm_trainer.problems.worlds import Episodes, Tooling
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
-from alphazero_llm_trainer.types import Step
+from alphazero_llm_trainer.types import Said, Step, ToolCall
 
 FOLDER = TESTS / "tasksets" / "word_length"
 WORDS = "verifiers:word-length"
@@ -281,6 +283,74 @@ def test_answers_know_of_partial_credit():
     assert (graded.partial, plain.partial) == (True, False)
 
 
+# -- tools ---------------------------------------------------------------------------------------
+
+SUMS = '''
+import verifiers.v1 as vf
+
+
+class Adder(vf.Toolset):
+    running = 0
+
+    async def setup(self):
+        Adder.running += 1
+        self._exit_stack.callback(self.end)
+
+    def end(self):
+        Adder.running -= 1
+
+    @vf.tool
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+
+class SumTask(vf.Task):
+    @classmethod
+    def toolsets(cls, config):
+        return [Adder(vf.ToolsetConfig())]
+
+    @vf.reward(weight=2.0)
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply.endswith(str(2 * int(self.data.prompt.split()[0]))))
+
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        return [SumTask(vf.TaskData(idx=i, prompt=f"{i} + {i}?")) for i in range(1, 61)]
+
+
+__all__ = ["Sums"]
+'''
+
+
+def test_tasks_with_tools_are_worlds(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tooled_sums.py").write_text(SUMS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    address = "verifiers:tooled-sums?reward_range=0:2"
+    source = open_taskset(address)
+    assert source.worlds and not open_taskset(WORDS).worlds
+    [task] = source.load("test", 1)
+    number = int(task.problem.question.partition(" ")[0])
+    calls = Said("", (ToolCall("adder_add", {"a": number, "b": number}),))
+    tooling = Tooling(lambda turn: calls if turn == "call" else Said(turn), seconds=30.0)
+
+    async def play():
+        async with Episodes(lambda: source.world(task, tooling)) as episodes:
+            asked = await episodes.act(await episodes.open(), "call")
+            return [await episodes.act(asked, f"#### {2 * number + k}") for k in (0, 1)]
+
+    ends = asyncio.run(play())
+    assert [end.path[0][1].messages[0]["content"] for end in ends] == [str(2 * number)] * 2
+    assert [end.path[1][1].reward for end in ends] == [1.0, 0.0]
+    assert main(["search", "--source", address, "--model", "embedded", "--simulations", "2"]) == 0
+    shown = capsys.readouterr()
+    assert task.problem.question in shown.out and "turns with" in shown.out
+    assert sys.modules["tooled_sums"].Adder.running == 0  # no server outlives its run
+    assert main(["serve", "--source", address, "--port", "0"]) == 2
+    assert "serve plays none" in capsys.readouterr().err
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -290,7 +360,6 @@ REFUSED = {
     "word-length?colour=red": "colour",
     "word-length?reward_range=1": "write LOW:HIGH",
     "word-length?size=0": "has no tasks",
-    "word-length?needs=tools": "needs tools",
     "word-length?needs=runtime": "needs a container or a runtime",
     "word-length?needs=image": "has image",
     "word-length?needs=user": "isn't one question",
