@@ -36,6 +36,7 @@ ROLLOUT = (
     "count",
     "samples",
     "outcome",
+    "mask",
 )
 REJECTED_VERDICT = "rejected"
 LOGPROB_DIGITS = 6  # of a nat; the page shows three
@@ -253,8 +254,7 @@ def page_payload(record: Mapping[str, Any]) -> dict[str, Any]:
         for rollout in named_rollouts(tree)
     ]
     drawn["history"] = tree["history"]
-    if "unread" in tree:
-        drawn["unread"] = tree["unread"]
+    drawn |= {name: tree[name] for name in ("unread", "seen") if name in tree}
     more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
     return {

@@ -1,6 +1,6 @@
 // A question to this page's server, and its tree as it grows.
 
-const ROLLOUT = ["node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome"];
+const ROLLOUT = ["node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome", "mask"];
 const asked = { question: "", before: "", key: "", stop: null, began: 0, clock: 0, drawn: 0 };
 const REPLAY = 2500; // milliseconds in which a tree that was there at once grows again
 

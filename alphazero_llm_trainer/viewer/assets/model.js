@@ -49,6 +49,9 @@ class Model {
       this[name] = tree[name].slice();
     }
     this.unread = tree.unread ?? []; // steps that the verifier could not check
+    // What a world answered to a node's turn: [tokens at its end, text, calls, errors].
+    this.seen = (tree.seen ?? []).slice();
+    this.mask = []; // of a rollout's tokens: false for those that a world gave
     this.finalN = tree.N.slice();
     this.finalW = tree.W.slice();
     const ended = new Map(); // node -> a rollout of no tokens: a response that ended in the node itself
@@ -80,10 +83,23 @@ class Model {
     const more = { parent: one.node, source: "student", direction: "none", V: null, prior: null, prm: null, finalN: one.count, finalW: one.count * one.reward };
     for (const name of ["token_ids", "logprobs", "text", "samples", "verdict", "reward", "hre", "pre"]) more[name] = one[name];
     for (const [name, value] of Object.entries(more)) this[name].push(value);
+    this.mask[this.parent.length - 1] = one.mask;
   }
 
   rollout(node) {
     return node >= this.nodes;
+  }
+
+  // Whether a node's token was given by a world, and not drawn.
+  given(node, at) {
+    const [tokens] = this.seen[node] ?? [0];
+    return this.mask[node]?.[at] === false || at >= this.token_ids[node].length - tokens;
+  }
+
+  // What a world answered to a node's turn, in a line; "" where none did.
+  answered(node) {
+    const [, text, , errors] = this.seen[node] ?? [0, "", [], []];
+    return text ? `${errors.length ? "⚠" : "⮑"} ${this.line(text, [])}` : "";
   }
 
   // The chosen response's nodes; without a choice in the record, the most visited path.

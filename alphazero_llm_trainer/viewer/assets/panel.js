@@ -10,6 +10,9 @@ class Panel {
   show(node) {
     const { model } = this, children = model.children[node];
     const parts = [this.heading(node), make("p", { class: "text", id: "panel-text", tabindex: "0" }, node === 0 ? model.record.question || "(the record has no question)" : model.text[node] || "(no text)"), this.numbers(node)];
+    const [, seen, calls, errors] = model.seen[node] ?? [0, "", [], []];
+    if (calls.length) parts.push(make("div", { class: "chips", id: "calls" }, ...calls.map((name) => make("span", { class: "chip call" }, `calls ${name}`)), ...errors.map((name) => make("span", { class: "chip wrong" }, `error of ${name}`))));
+    if (seen) parts.push(make("section", {}, make("h2", {}, "The world answers"), make("p", { class: "text given", id: "observation" }, seen)));
     if (model.token_ids[node].length) parts.push(this.tokens(node));
     if (node > 0) parts.push(make("section", { id: "siblings" }, make("h2", {}, `Siblings (${model.children[model.parent[node]].length})`), this.family(model.children[model.parent[node]], node)));
     if (children.length) parts.push(this.folding("children", `Children (${children.length})`, this.family(children, -1)));
@@ -64,7 +67,8 @@ class Panel {
     const { model } = this, ids = model.token_ids[node];
     const piece = (id) => (model.pieces[id] ?? (ids.length === 1 ? model.text[node] : `⟨${id}⟩`)).replace(/\n/g, "⏎").replace(/^ | $/g, "␣") || "⟨end⟩";
     const chips = ids.map((id, i) => {
-      const nats = model.logprobs[node][i], chip = make("span", { class: "token", title: `${number(nats)} nats, p = ${number(Math.exp(nats), 4)}, id ${id}` }, piece(id));
+      const nats = model.logprobs[node][i], given = model.given(node, i);
+      const chip = make("span", { class: given ? "token given" : "token", title: given ? `given by the world, id ${id}` : `${number(nats)} nats, p = ${number(Math.exp(nats), 4)}, id ${id}` }, piece(id));
       chip.style.setProperty("--strength", `${Math.round(Math.min(1, -nats / 3) * 62)}%`);
       return chip;
     });

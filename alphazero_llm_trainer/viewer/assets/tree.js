@@ -148,6 +148,7 @@ class TreeView {
     const mark = model.mark[last], asked = { right: "▲ ", wrong: "▼ " }[model.direction[last]] ?? "";
     const made = make("div", { class: classes.filter(Boolean).join(" "), "data-node": last, click: () => this.select(last), dblclick: () => this.fold(last) },
       make("span", { class: "label" }, asked + model.label(last, up === null ? -1 : up.last)),
+      model.answered(last) ? make("span", { class: "given", title: "what the world answers" }, model.answered(last)) : null,
       make("span", { class: "figures" }, q === null ? "–" : `${whole(model.N[last])} · ${q.toFixed(2)}`),
       mark ? make("span", { class: `mark ${mark}`, title: VERDICTS[mark]?.[1] ?? mark }, VERDICTS[mark]?.[0] ?? "?") : null,
       hidden ? make("button", { type: "button", class: "more", title: "folded: click to unfold", click: (event) => { event.stopPropagation(); this.fold(last); } }, `+${whole(this.below(last))}`) : null);

@@ -18,8 +18,8 @@ from tables import read_json
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.report.trees import TreeReader, records_of
-from alphazero_llm_trainer.tree.arena import Tree
-from alphazero_llm_trainer.types import Direction, RewardParts
+from alphazero_llm_trainer.tree.arena import Rollout, Tree
+from alphazero_llm_trainer.types import Direction, Observation, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import record_row
@@ -315,6 +315,45 @@ def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser, tmp_path):
         visits, sums = replay(known, step)
         assert screen.js("v.model.N.slice(0, v.model.nodes)") == visits
         assert screen.js("v.model.W.slice(0, v.model.nodes)") == pytest.approx(sums)
+    screen.quiet()
+
+
+def turns_record():
+    """A tree of two turns, and a rollout beside it: what a world answered stands in both."""
+    tree = Tree()
+    seen = Observation(2, "7 <b>apples</b>", ("calculate",))
+    failed = Observation(1, "error: no expression", ("calculate",), ("calculate",))
+    turn = tree.attach(
+        0, Step((10, 11, 90, 91), (-0.5, -0.5, 0.0, 0.0), "calculate: 3 + 4\n", seen)
+    )
+    wrong = tree.attach(0, Step((13, 92), (-1.0, 0.0), "calculate: x\n", failed))
+    last = tree.attach(turn, Step((12,), (-0.25,), "#### 7\n", Observation(0, "")))
+    for node, reward in ((last, 1.0), (wrong, 0.0)):
+        tree.finish(node, "ended", RewardParts(reward))
+        tree.backup(node, reward)
+    rest = ((10, 90, 12), (-0.5, 0.0, -0.25), "calculate: 1\n#### 7\n", "ended", 0.0, None, None)
+    tree.rollouts.append(Rollout(0, *rest, mask=(True, False, True)))
+    problem = {"id": "q", "question": "3 and 4?", "source": "calc"}
+    return {"problem": problem, "chosen": last, "tree": json.loads(json.dumps(tree.to_dict()))}
+
+
+def test_what_a_world_answered_is_drawn_apart(browser, tmp_path):
+    file = tmp_path / "turns.html"
+    file.write_text(tree_page(turns_record(), title="turns"), encoding="utf-8")
+    screen = Screen(browser, file)
+    given = [card.text for card in screen.all(".card .given")]
+    assert sorted(given) == ["⚠ error: no expression", "⮑ 7 <b>apples</b>"]
+    screen.js("v.select(1)")
+    assert screen.one("#observation").text == "7 <b>apples</b>"
+    assert screen.one("#calls").text == "calls calculate"
+    drawn = [chip.get_attribute("class") for chip in screen.all("#tokens .token")]
+    assert drawn == ["token", "token", "token given", "token given"]
+    screen.js("v.select(2)")
+    assert "error of calculate" in screen.one("#calls").text
+    rollout = screen.js("v.model.count - 1")
+    screen.js(f"v.select({rollout})")
+    drawn = [chip.get_attribute("class") for chip in screen.all("#tokens .token")]
+    assert drawn == ["token", "token given", "token"]
     screen.quiet()
 
 
