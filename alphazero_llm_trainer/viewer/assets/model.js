@@ -99,7 +99,7 @@ class Model {
   // What a world answered to a node's turn, in a line; "" where none did.
   answered(node) {
     const [, text, , errors] = this.seen[node] ?? [0, "", [], []];
-    return text ? `${errors.length ? "⚠" : "⮑"} ${this.line(text, [])}` : "";
+    return text ? `${errors.length ? "⚠" : "→"} ${this.line(text, [])}` : "";
   }
 
   // The chosen response's nodes; without a choice in the record, the most visited path.

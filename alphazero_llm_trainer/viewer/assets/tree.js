@@ -10,7 +10,7 @@ class TreeView {
     this.folded = new Set(); // nodes that end a card
     this.zoom = 1;
     this.showUnvisited = false;
-    this.wide = innerWidth <= 640 ? 168 : 216; // of a card
+    this.wide = (innerWidth <= 640 ? 168 : 216) * (model.seen.some(Boolean) ? 1.5 : 1); // of a card, wider with a world's answer
     this.panel = new Panel(element("panel"), model, (one) => this.select(one, true));
     for (const [id, choices] of [["verdict", new Set(model.mark.filter(Boolean))], ["source", new Set(model.source.slice(1))]]) {
       element(id).replaceChildren(make("option", { value: "" }, "all"), ...[...choices].sort().map((one) => make("option", { value: one }, VERDICTS[one]?.[1] ?? one)));

@@ -342,7 +342,7 @@ def test_what_a_world_answered_is_drawn_apart(browser, tmp_path):
     file.write_text(tree_page(turns_record(), title="turns"), encoding="utf-8")
     screen = Screen(browser, file)
     given = [card.text for card in screen.all(".card .given")]
-    assert sorted(given) == ["⚠ error: no expression", "⮑ 7 <b>apples</b>"]
+    assert sorted(given) == ["→ 7 <b>apples</b>", "⚠ error: no expression"]
     screen.js("v.select(1)")
     assert screen.one("#observation").text == "7 <b>apples</b>"
     assert screen.one("#calls").text == "calls calculate"
