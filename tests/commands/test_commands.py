@@ -3,6 +3,7 @@ torch.
 """
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -184,3 +185,15 @@ def test_verbose_shows_where_an_error_was_raised(capsys):
         err = capsys.readouterr().err
         assert err.strip().splitlines()[-1].startswith("error: search.simulations is 0")
         assert ("Traceback" in err) is lines
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["info", "--config"]])
+def test_a_reader_that_has_gone_is_no_error(words):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "alphazero_llm_trainer", *words],
+        stdout=write, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode in (0, 130) and not done.stderr  # argparse minds no closed pipe

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tables import read_json
 
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.errors import ConfigError, DataError, TrainingError
@@ -284,3 +285,11 @@ def test_a_command_that_was_killed_while_it_measured_has_lost_no_training(tmp_pa
     equal(files()[1], trained)
     with pytest.raises(ConfigError, match=r"holds config\.json"):
         supervise_student(few(), None, tmp_path, False)
+
+
+@pytest.mark.parametrize("card", ["run.json", "results.json", "critic.json", "manifest.json"])
+def test_the_folder_of_another_command_is_refused(tmp_path, capsys, card):
+    (tmp_path / card).write_text("{}")
+    assert main(["sft", "--out", str(tmp_path)]) == 2
+    assert f"holds {card} already" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [tmp_path / card]

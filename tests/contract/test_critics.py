@@ -31,6 +31,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.objects import own_object
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.engine.protocol import UNJUDGED
 from alphazero_llm_trainer.errors import (
@@ -689,3 +690,38 @@ def test_a_folder_of_another_kind_is_refused(student, tmp_path):
     a_causal_model(tmp_path)
     with pytest.raises(CheckpointError, match="no score head"):
         load_prm(tmp_path, student, public("qwen-prm"))
+
+
+OWN = """
+def short(student):
+    asked = []
+
+    def values(states):
+        asked.extend(states)
+        return [1 / (1 + len(student.tokenizer.decode(list(ids)))) for ids in states]
+
+    values.asked = asked
+    made.append(values)
+    return values
+
+
+def high(student):
+    return lambda states: [2.0 for _ in states]
+
+
+made = []
+"""
+
+
+def test_a_value_of_one_s_own_guides_a_search(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    value = f"{tmp_path / 'own.py'}:"
+    words = "search -q --json --simulations 4 --value".split()
+    assert main([*words, f"{value}short"]) == 0
+    tree = json.loads(capsys.readouterr().out)["tree"]
+    [values] = own_object(f"{value}made", "value")
+    lengths = {len(ids) for ids in values.asked}
+    assert len(lengths) > 1 and any(v is not None and 0 < v < 1 for v in tree["V"])
+    for name, said in (("high", "in [0, 1] for each"), ("none", "has no none")):
+        assert main([*words, f"{value}{name}"]) == 2
+        assert said in capsys.readouterr().err
