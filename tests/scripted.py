@@ -15,7 +15,9 @@ from alphazero_llm_trainer.types import (
     Cost,
     Problem,
     RewardParts,
+    Said,
     Step,
+    ToolCall,
 )
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
@@ -251,3 +253,8 @@ def write_calls(said, form):
     between = "\n" if form.end else ""
     parts = [said.text] if said.text or not calls else []
     return between.join([*parts, *(around.replace("{}", call, 1) for call in calls)])
+
+
+def call(name, **arguments):
+    """A turn that calls a tool, in Hermes' form."""
+    return write_calls(Said("", (ToolCall(name, arguments),)), FORMS["hermes"])

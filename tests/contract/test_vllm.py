@@ -76,18 +76,20 @@ def ours():
     return student_of()
 
 
-@pytest.fixture(scope="module")
-def in_process():
-    student = student_of("engine.backend=vllm")
+def opened(*overrides):
+    student = student_of("engine.backend=vllm", *overrides)
     yield student
     student.engine.close()
+
+
+@pytest.fixture(scope="module")
+def in_process():
+    yield from opened()
 
 
 @pytest.fixture(scope="module")
 def lora():
-    student = student_of("engine.backend=vllm", "train.adapter=lora")
-    yield student
-    student.engine.close()
+    yield from opened("train.adapter=lora")
 
 
 @pytest.fixture(scope="module")

@@ -204,6 +204,10 @@ async def each(client, times):
             yield error.kind
 
 
+async def call_thrice(endpoint):
+    return [found async for found in each(ChatClient(endpoint, ONE), 3)]
+
+
 @pytest.mark.parametrize("fault", ["500", "no-content"])
 def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
     """One answer among them begins the count anew. It is said once, and no failure of a call."""
@@ -221,11 +225,8 @@ def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
 
 
 def test_a_model_that_the_server_does_not_have_is_called_once(caplog):
-    async def use(endpoint):
-        return [kind async for kind in each(ChatClient(endpoint, ONE), 3)]
-
     server = FaultServer(lambda number, asked: "404", prices=PRICES)
-    assert play(server, use) == ["http 404", "rests", "rests"] and len(server.served) == 1
+    assert play(server, call_thrice) == ["http 404", "rests", "rests"] and len(server.served) == 1
     assert sum("rests for the run" in line for line in caplog.messages) == 1
 
 
@@ -328,11 +329,8 @@ def test_a_spent_budget_ends_the_calls_and_is_said_once(unit, limit, caplog, mon
     "dollars, kinds, calls", [(1.0, ["no usage"] * 3, 1), (None, ["3 + 4 = 7"] * 3, 3)]
 )
 def test_a_model_that_tells_no_usage_is_asked_where_calls_alone_are_limited(dollars, kinds, calls):
-    async def use(endpoint):
-        return [found async for found in each(ChatClient(endpoint, ONE), 3)]
-
-    server = always("ok-no-usage")
-    assert play(server, use, budget={"dollars": dollars}) == kinds and len(server.served) == calls
+    server, budget = always("ok-no-usage"), {"dollars": dollars}
+    assert play(server, call_thrice, budget=budget) == kinds and len(server.served) == calls
 
 
 def test_a_resumed_run_goes_on_with_what_is_left(tmp_path):

@@ -11,20 +11,15 @@ import uvicorn
 import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
-from scripted import write_calls
+from scripted import call
 
 from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
 from alphazero_llm_trainer.environment.toolset_worlds import VerifiersWorld
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.worlds import Episodes, Tooling
-from alphazero_llm_trainer.types import Said, ToolCall
 
 HERMES = FORMS["hermes"]
 TOOLING = Tooling(lambda turn: read_calls(turn, HERMES), seconds=20.0)
-
-
-def call(name, **arguments):
-    return write_calls(Said("", (ToolCall(name, arguments),)), HERMES)
 
 
 class LedgerState(vf.State):

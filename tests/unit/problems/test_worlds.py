@@ -10,7 +10,7 @@ import time
 from typing import ClassVar
 
 import pytest
-from scripted import write_calls
+from scripted import call, write_calls
 from transformers.utils import get_json_schema
 
 from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
@@ -24,15 +24,10 @@ from alphazero_llm_trainer.problems.worlds import (
     Tooling,
     tool_schema,
 )
-from alphazero_llm_trainer.types import Said, ToolCall
 
 HERMES = FORMS["hermes"]
 QUESTION = ({"role": "user", "content": "Reach 3."},)
 TOOLING = Tooling(lambda turn: read_calls(turn, HERMES), seconds=5.0)
-
-
-def call(name, **arguments):
-    return write_calls(Said("", (ToolCall(name, arguments),)), HERMES)
 
 
 class Counter:
