@@ -2,7 +2,7 @@
 packed.
 
 The last layer is computed only where a token is predicted that counts: with a vocabulary of 50,000
-words and more it is most of an update (`benchmarks/real_training.py`).
+words and more it is most of an update.
 """
 
 from __future__ import annotations
