@@ -18,6 +18,14 @@ from ..live import Progress
 LOG = "train.log"  # of a seed's folder: what its process says
 LOOK_SECONDS = 0.1
 KILL_SECONDS = 20  # for processes that were asked twice to end
+# A process that is killed when the one that started it is gone, whatever ended that one: prctl's
+# PR_SET_PDEATHSIG is 1, SIGKILL 9.
+BEGIN = f"""import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+from {__package__.partition(".")[0]}.cli.main import main
+sys.exit(main())
+"""
 
 
 def start_seed(
@@ -30,7 +38,7 @@ def start_seed(
         own.append("--resume")
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", __package__.partition(".")[0], "train", *words, *own],
+            [sys.executable, "-c", BEGIN, "train", *words, *own],
             stdout=log,
             stderr=log,
             env={"OMP_NUM_THREADS": str(threads), **os.environ},

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from dataclasses import asdict
@@ -487,6 +489,22 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     best.write_bytes(b"of an earlier round")
     assert train_main(["--resume", str(copy)]) == 0
     agree(run, copy, best.relative_to(copy))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_seed_outlives_its_command(number, tmp_path):
+    words = [*SMALL, "--use-rft", "--num-examples", "4000", "--seeds", "2", "--out", str(tmp_path)]
+    command = subprocess.Popen([sys.executable, "-m", "alphazero_llm_trainer", "train", *words])
+    wait_for(lambda: len(list(tmp_path.glob("seed-*/run-*"))) == 2, seconds=300)
+    command.send_signal(number)
+    command.wait(30)
+
+    def left():
+        lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        return str(tmp_path) in lines.stdout
+
+    wait_for(lambda: not left(), seconds=30)
 
 
 def test_seeds_train_beside_each_other_stop_and_go_on(tmp_path, capsys):
