@@ -146,7 +146,7 @@ def parquet_rows(content: bytes, file: Path) -> list[JsonObject]:
 
 def table_rows(text: str, separator: str, file: Path) -> Iterator[dict[str, str]]:
     """The rows of a table, all as text. Raises DataError for a row that its head doesn't fit."""
-    csv.field_size_limit(len(text) + 1)
+    csv.field_size_limit(max(len(text) + 1, csv.field_size_limit()))  # of the whole process
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for number, row in enumerate(table, 1):

@@ -3,6 +3,7 @@ in one sentence.
 """
 
 import asyncio
+import csv
 import gzip
 import json
 import os
@@ -230,6 +231,7 @@ def test_texts_are_read_as_they_are_written(tmp_path):
         "123456789012345678901234567890",
         "a\u2028b\u0085c",
     ]
+    limit = csv.field_size_limit()
     for count in (1, len(golds)):
         table = written(tmp_path, name=f"{count}.csv")
         table.write_text(
@@ -238,6 +240,7 @@ def test_texts_are_read_as_they_are_written(tmp_path):
         rows = [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds[:count])]
         for file in (table, written(tmp_path, *rows, name=f"{count}.jsonl")):
             assert sorted(task.gold for task in everything(opened(file))) == sorted(golds[:count])
+    assert csv.field_size_limit() >= limit  # of the whole process: no table makes it smaller
     rows = [
         {"question": "a?", "answer": 123456789012345678901234567890},
         {"question": "b?", "answer": "x"},
