@@ -126,6 +126,9 @@ def connect_ray(address: str | None, cpus: int) -> None:
     if address is None:
         # Without it a local cluster writes a token into the home folder and warns about it.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        # Under `uv run` Ray would start workers in a copy of the folder, with an environment of
+        # its own.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

@@ -7,13 +7,15 @@ import dataclasses
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 from faults import a_job, counted, forked, keys_of, lines_in, trees_in, wait_for
 from faults import workers as workers_below
-from tables import TESTS
+from tables import CHECKOUT, TESTS
 
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.runs import sample
@@ -33,6 +35,16 @@ def test_every_node_has_the_same_student():
     other = {**worker.open(), "fingerprint": "another"}
     _, outcome, *_ = asyncio.run(worker.search(other, job.tasks[0]))
     assert isinstance(outcome, ConfigError) and "every node" in str(outcome)
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="no uv")
+def test_workers_start_in_the_environment_of_uv_run(tmp_path):
+    """Ray would copy the folder, and sync an environment of its own there."""
+    pytest.importorskip("ray")
+    words = ["--num", "2", "--workers", "2", "--out", str(tmp_path / "out")]
+    command = ["uv", "run", "--no-sync", "alphazero-llm-trainer", "sample", *words]
+    subprocess.run(command, cwd=CHECKOUT, check=True, timeout=280)
+    assert lines_in(tmp_path / "out") == 2
 
 
 @pytest.fixture(scope="module")
