@@ -37,6 +37,7 @@ def test_every_node_has_the_same_student():
     assert isinstance(outcome, ConfigError) and "every node" in str(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("uv") is None, reason="no uv")
 def test_workers_start_in_the_environment_of_uv_run(tmp_path):
     """Ray would copy the folder, and sync an environment of its own there."""
