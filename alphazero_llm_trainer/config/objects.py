@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 from functools import lru_cache
@@ -57,6 +58,17 @@ def load_object(place: str, name: str, key: str) -> Any:
             f"{', '.join(sorted(public)[:12])}"
         )
     return getattr(module, name)
+
+
+def hash_code(*addresses: Any) -> dict[str, str]:
+    """What decides beside the configuration: the hash of each file of the user's own code that is
+    among addresses.
+    """
+    places = sorted({str(one).rpartition(":")[0] for one in addresses if ".py:" in str(one)})
+    files = {place: Path(place).expanduser().read_bytes() for place in places}
+    return {
+        f"SHA-256 of {place}": hashlib.sha256(code).hexdigest() for place, code in files.items()
+    }
 
 
 def at_home(place: str, key: str) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.load import Config, explain_error
+from ..config.objects import hash_code
 from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
 from ..live import Progress, run_until
@@ -357,7 +358,9 @@ class Evaluation(BaseModel):
         rows.
         """
         judge = config.rewards.judge
+        search, custom = config.search, config.rewards.custom
         return {
+            **hash_code(self.value, search.value, search.select, custom, *self.source),
             "seed": config.seed,
             "verifier": self.judge,
             "num": self.num,

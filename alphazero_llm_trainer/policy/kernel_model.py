@@ -106,7 +106,7 @@ def place_weights(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
         for part in path:
             if part not in module._modules:
                 linear = part.endswith("_proj") or part == "lm_head"
-                made = nn.Linear(0, 0, bias=False) if linear else nn.ModuleList()
+                made = nn.Linear(1, 1, bias=False, device="meta") if linear else nn.ModuleList()
                 module.add_module(part, made)
             module = module._modules[part]  # type: ignore[assignment]
         module.register_parameter(last, nn.Parameter(weight, requires_grad=False))

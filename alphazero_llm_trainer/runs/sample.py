@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ..config.objects import hash_code
 from ..errors import DataError, reason_of
 from ..files import Folder
 from ..live import Progress
@@ -35,7 +36,14 @@ def job_identity(job: SampleJob) -> dict[str, Any]:
             "teachers": {"budget", "timeout_seconds"},
         },
     )
-    return {"config": config, "split": job.split, "start": job.start, "seed": job.config.seed}
+    search, custom = job.config.search, job.config.rewards.custom
+    return {
+        **hash_code(search.select, search.value, custom, job.config.problems.source),
+        "config": config,
+        "split": job.split,
+        "start": job.start,
+        "seed": job.config.seed,
+    }
 
 
 def run_sample(

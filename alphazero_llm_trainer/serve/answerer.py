@@ -17,7 +17,7 @@ from ..eval.methods import ANSWERING
 from ..grading.answers import extract
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..policy.engine_steps import drawing_cost
-from ..problems.registry import reading_of
+from ..problems.registry import open_source, reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
 from ..types import Cost, Problem, TokenIds, token_text
@@ -62,6 +62,12 @@ class Answerer:
         """Tokens of a search that names no budget."""
         named = self.config.serve.budget_tokens
         return max(LEAST_BUDGET, self.config.answer_budget) if named is None else named
+
+    @property
+    def example(self) -> str:
+        """A question of its own source, or none where that would have to be fetched."""
+        source = open_source(self.config)
+        return source.load("validation", 1)[0].problem.question if source.endless else ""
 
     async def __call__(
         self,

@@ -70,7 +70,8 @@ def make_app(service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         searching = [f"{service.models.name}@{label}" for label in service.models.searching]
-        return HTMLResponse(ask_page(service.student.title, searching, service.answerer.budget))
+        asks = service.answerer
+        return HTMLResponse(ask_page(service.student.title, searching, asks.budget, asks.example))
 
     @app.get("/health")
     async def health() -> JsonObject:

@@ -75,7 +75,10 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     return _fill_page(title, facts, dict(sorted(trees.items())))
 
 
-EXAMPLE = "Leo has 2 jars with 7 cards in each. Ana has 5 cards. How many cards do Leo and Ana have together?"
+EXAMPLE = (
+    "Leo has 2 jars with 7 cards in each. Ana has 5 cards. "
+    "How many cards do Leo and Ana have together?"
+)
 SEARCH_FORM = """\
 <form id="ask" class="bar ask">
   <textarea id="question" rows="3" placeholder="{example}" aria-label="Question"></textarea>
@@ -91,14 +94,16 @@ read.</p>
 <p id="answer" class="answer" role="status"></p>"""
 
 
-def ask_page(title: str, models: Sequence[str], budget: int) -> str:
+def ask_page(title: str, models: Sequence[str], budget: int, example: str = "") -> str:
     """The page that asks its own server, with one of `models` and so many tokens, and draws the
-    tree as it grows.
+    tree as it grows; `example` is a question that it shows.
     """
     names = ((html.escape(name), html.escape(name.rpartition("@")[2])) for name in models)
     methods = "".join(f'<option value="{name}">{label}</option>' for name, label in names)
     facts = {"title": title, "rows": [], "single": True, "asks": True}
-    form = SEARCH_FORM.format(methods=methods, budget=budget, example=EXAMPLE)
+    form = SEARCH_FORM.format(
+        methods=methods, budget=budget, example=html.escape(example or EXAMPLE)
+    )
     return _fill_page(title, facts, {}, form, "connect-src 'self'; ")
 
 

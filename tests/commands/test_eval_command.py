@@ -94,6 +94,20 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch):
     assert results(cut) == results(whole)
 
 
+def test_ones_own_code_that_changed_is_seen(tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text("def reward(problem, response, task):\n    return 1.0\n")
+    flags = f"-n 2 --reward {own}:reward --out".split()
+    for command in ("eval --methods greedy", "sample"):
+        words = [*command.split(), *flags, str(tmp_path / command[:4])]
+        assert main(words) == main([*words, "--resume"]) == 0
+        text = own.read_text()
+        own.write_text(text + "# other\n")
+        assert main([*words, "--resume"]) == 2
+        assert f"SHA-256 of {own} is" in capsys.readouterr().err
+        own.write_text(text)
+
+
 # -- budgets and contexts --------------------------------------------------------------------------
 
 

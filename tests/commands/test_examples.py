@@ -17,6 +17,7 @@ import torch
 from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.learning.methods.alphazero import state_outcomes
 
 EXAMPLES = CHECKOUT / "examples"
@@ -169,6 +170,15 @@ def test_the_python_of_the_readme(tmp_path, capsys):
     assert learnt(printed)
     words = printed.split()
     assert (words[0], words[-1]) == ("14", "16")
+
+
+@pytest.mark.slow
+def test_the_table_of_the_readme(tmp_path, capsys):
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"```text\n(method .*?)```", text, re.DOTALL)
+    [flags] = re.findall(r"\(`(--source embedded .*?)`\)", text, re.DOTALL)
+    assert main(["eval", *flags.split(), "--out", str(tmp_path / "out")]) == 0
+    assert table in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from alphazero_llm_trainer.cli.vf_eval import main as vf_eval
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.registry import open_source
 from alphazero_llm_trainer.tree.arena import Tree
 
 QUESTIONS = [task.problem.question for task in load_tasks("embedded", "test", 40, start=300)]
@@ -416,6 +417,8 @@ def test_the_page_loads_nothing_from_elsewhere(both):
     page = httpx.get(f"{both[0].url}/").text
     assert "default-src 'none'; connect-src 'self'" in page and "student@mcts" in page
     assert not re.findall(r"(?:src|href)=", page.partition("<script")[0])
+    [example] = re.findall(r'<textarea .* placeholder="(.*?)"', page)
+    assert example == open_source(load_config()).load("validation", 1)[0].problem.question
     assert httpx.get(f"{both[1].url}/").status_code == 200  # a key is for what it asks
 
 
