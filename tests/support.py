@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
+from alphazero_llm_trainer.chat.tool_calls import as_message
 from alphazero_llm_trainer.config.load import Config, load_training
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -24,6 +35,7 @@ from alphazero_llm_trainer.problems.embedded_source import Embedded
 from alphazero_llm_trainer.problems.source import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.tree.journal import Journal
+from alphazero_llm_trainer.types import Said, ToolCall
 
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})
@@ -99,6 +111,76 @@ def tiny_chat(folder, seed=0, dtype=torch.float32):
     shape = Qwen2Config(**SHAPE, **ids, vocab_size=len(tokenizer), max_position_embeddings=1024)
     Qwen2ForCausalLM(shape).to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": about, "parameters": {
+        "type": "object", "properties": {key: {"type": "string"}}, "required": [key]}}}
+    for name, about, key in (
+        ("calculate", "Compute an expression.", "expression"), ("look", "Look.", "at"))
+]  # fmt: skip
+SYSTEM = {"role": "system", "content": "Answer."}
+
+
+def call_tools(*calls, text=""):
+    """The assistant's message that calls tools, by names and arguments."""
+    return as_message(Said(text, tuple(ToolCall(*call) for call in calls)))
+
+
+# What `tool_student` knows by heart: a question, the turn that follows, and so on.
+SUM, TWO = ("calculate", {"expression": "12 * 7"}), ("look", {"at": "é"})
+EPISODES = {
+    "What is 12 times 7?": [call_tools(SUM, text="I compute."), "84", "#### 84"],
+    "Two things?": [call_tools(SUM, TWO), "84", "seen", "Done."],
+    "Hello?": ["Hi."],
+    "Bad?": ["<tool_call>\n{'name'\n</tool_call>"],
+    "Other?": [call_tools(("gone", {}))],
+}
+
+
+def tool_student(folder):
+    """A folder with a tiny Qwen2 under Qwen's chat template, which has learnt EPISODES."""
+    chats = []
+    for question, turns in EPISODES.items():
+        chats.append([SYSTEM, {"role": "user", "content": question}])
+        for turn in turns:
+            role = "tool" if turn in ("84", "seen") else "assistant"
+            chats[-1].append({"role": role, "content": turn} if isinstance(turn, str) else turn)
+    template = (files("trl") / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator([template, json.dumps(TOOLS), json.dumps(chats)], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    ids = {"pad_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = {**SHAPE, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": 2048}
+    model = Qwen2ForCausalLM(Qwen2Config(**shape | {"initializer_range": 0.05}))
+    rows, open_turn = [], tokenizer("<|im_start|>assistant\n")["input_ids"]
+    for chat in chats:
+        tokens = tokenizer.apply_chat_template(chat, tools=TOOLS)["input_ids"]
+        labels, learns = [-100] * len(tokens), False
+        for at, token in enumerate(tokens):
+            labels[at] = token if learns else -100
+            learns &= token != tokenizer.eos_token_id
+            learns |= tokens[at + 1 - len(open_turn) : at + 1] == open_turn
+        rows.append((torch.tensor(tokens), torch.tensor(labels)))
+    tokens, labels = (pad_sequence(one, True, -100) for one in zip(*rows, strict=True))
+    optimizer, loss = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0), 1.0
+    while loss > 0.004:
+        found = model(input_ids=tokens.clamp(min=0), labels=labels).loss
+        optimizer.zero_grad()
+        found.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss = float(found.detach())
+    model.save_pretrained(folder)
     return folder
 
 

@@ -69,7 +69,7 @@ def read_body(body: str, form: CallForm) -> list[ToolCall]:
             found = {"name": name.strip(), form.key: json.loads(arguments) if mark else None}
         else:
             found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return [ToolCall("", {}, f"the call is no JSON ({error})")]
     return [as_call(one, form) for one in (found if isinstance(found, list) else [found])]
 
@@ -107,7 +107,7 @@ def as_json(text: str) -> Any:
     """A JSON value; the text itself where it is none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, cycle, pairwise
 from typing import Any, Literal
 
 from jinja2 import TemplateError
-from pydantic import BaseModel
 
 from ..config.sections import StudentModel
 from ..engine.step_ends import joins_texts
@@ -28,7 +28,14 @@ CLOSED: Form = "closed"
 ANSWER = "x7x"  # of a chat that shows what a template writes around one
 # What a template raises: its own refusal, a message that it doesn't show and is to go on from, a
 # variable that isn't there.
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @functools.cache
@@ -53,9 +60,14 @@ class Chat:
             [*self.opening.messages(question), {"role": "user", "content": question}]
         )
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> TokenIds:
-        """Token ids of a whole chat (`role` and `content` each), ready for the next response;
-        `going_on`: for the rest of its last message.
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        going_on: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> TokenIds:
+        """Token ids of a whole chat (`role` and `content` each), ready for the next response, which
+        may call `tools`; `going_on`: for the rest of its last message.
 
         A system message that the student's template refuses or leaves out goes into the first
         question. Without a template it is the messages' plain text, a line end after each, after
@@ -68,8 +80,10 @@ class Chat:
             texts = [message["content"].rstrip("\n") + "\n" for message in messages]
             if going_on:
                 texts[-1] = messages[-1]["content"]
-            return (*opening, *self.encode("".join(texts)))
-        return tuple(self.encode(self.write_chat(messages, GOING_ON if going_on else OPENED)))
+            check_tools(text := "".join(texts), messages, tools)
+            return (*opening, *self.encode(text))
+        form = GOING_ON if going_on else OPENED
+        return tuple(self.encode(self.write_chat(messages, form, tools)))
 
     def turn_ids(self, question: str, answer: str, end: int) -> TokenIds:
         """Token ids of what the student's chat template writes of an `answer` after the prompt of
@@ -113,14 +127,19 @@ class Chat:
         before, _, behind = whole.rpartition(ANSWER)
         return prompt, before[len(prompt) :] if before.startswith(prompt) else "", behind
 
-    def write_chat(self, messages: Sequence[Mapping[str, str]], form: Form = OPENED) -> str:
+    def write_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        form: Form = OPENED,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The text of a chat (see `chat_ids`) under the student's template."""
         try:
-            text = self.whole(messages, form)
+            text = self.whole(messages, form, tools)
         except RequestError:
             if messages[0]["role"] != "system":
                 raise
-            text = self.whole(in_first_question(messages), form)
+            text = self.whole(in_first_question(messages), form, tools)
         if form == GOING_ON:
             last = messages[-1]["content"]
             # Templates trim a message's end, which the next token depends on.
@@ -149,34 +168,43 @@ class Chat:
         self,
         messages: Sequence[Mapping[str, Any]],
         form: Form = OPENED,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """A chat as the student's template writes it, with the JSON schemas of `tools`."""
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            tokenize=False,
-            add_generation_prompt=form == OPENED,
-            continue_final_message=form == GOING_ON,
-            enable_thinking=self.spec.thinking == "on",
-            date_string=DATE.strftime("%d %b %Y"),
-            strftime_now=DATE.strftime,
-        )
-
-    def whole(self, messages: Sequence[Mapping[str, str]], form: Form) -> str:
-        """`render`, with all messages in it. Raises RequestError where the template refuses them or
-        leaves one out.
+        """A chat as the student's template writes it, with the JSON schemas of `tools`. Raises
+        RequestError where the template refuses it.
         """
         try:
-            text = self.render(messages, form)
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=[*tools] or None,
+                tokenize=False,
+                add_generation_prompt=form == OPENED,
+                continue_final_message=form == GOING_ON,
+                enable_thinking=self.spec.thinking == "on",
+                date_string=DATE.strftime("%d %b %Y"),
+                strftime_now=DATE.strftime,
+            )
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 "the student's chat template refuses these messages "
                 f"({first_line(error)}): change them"
             ) from error
+
+    def whole(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        form: Form,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """`render`, with all messages, calls and tools in it. Raises RequestError where the
+        template refuses them or leaves one out.
+        """
+        text = self.render(messages, form, tools)
         for message in messages:
             role, content = message["role"], message["content"].strip()
-            shown = content in text or "</think>" in content  # earlier turns' thinking is left out
+            # Earlier turns' thinking is left out, and what tools answered may be written as JSON.
+            written = json.dumps(content, ensure_ascii=False)[1:-1]
+            shown = content in text or "</think>" in content or written in text
             if not shown and (
                 role != "system" or self.tokenizer.chat_template != packaged_template()
             ):
@@ -185,6 +213,7 @@ class Chat:
                     "put a template that shows it into its folder (chat_template.jinja), "
                     "or choose another model"
                 )
+        check_tools(text, messages, tools)
         return text
 
     def lead(self) -> str:
@@ -296,22 +325,13 @@ class Prompts:
         return self._ids(problem.question)
 
 
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """A message as OpenAI's clients write it."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def wire(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
-        text = (
-            self.content
-            if isinstance(self.content, str)
-            else "\n".join(part.text for part in self.content)
+def check_tools(
+    text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise ConfigError where the text of a chat lacks a tool, or a call."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    if not all(one["function"]["name"] in text for one in (*calls, *tools)):
+        raise ConfigError(
+            "the student's chat template shows no tools: choose a model of the Hermes, Qwen, "
+            "Llama 3 or Mistral form"
         )
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}

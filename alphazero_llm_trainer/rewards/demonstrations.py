@@ -75,5 +75,5 @@ async def turn_ids(stage: Stage, said: Said, before: Sequence[Step]) -> TokenIds
     student, ids = stage.student, ids_of(before)
     if student.plain:
         return tuple(student.encode_part(f"{write_line(said)}\n", ids))
-    text = render_turn(said, stage.messages_at(await stage.place(before)), stage.render)
+    text = render_turn(said, stage.messages_at(await stage.place(before)), stage.chat.render)
     return (*student.encode_part(text, ids), student.engine.eos_id)

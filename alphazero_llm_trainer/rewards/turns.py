@@ -12,19 +12,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..chat.tool_calls import CallForm, as_message, form_of, read_calls, read_line, render_turn
+from ..chat.tool_calls import as_message, render_turn
 from ..config.sections import SearchConfig
 from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wanted
-from ..errors import AlphaZeroError, ConfigError, RequestError
+from ..errors import AlphaZeroError, ConfigError, RequestError, reason_of
 from ..grading.graders import Grade, Verdict
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import gather_all
-from ..policy.chat import CLOSED, OPENED
+from ..policy.chat import OPENED
 from ..policy.engine_steps import drawing_cost
 from ..policy.proposals import make_steps
+from ..policy.tool_chat import ToolChat
 from ..problems.registry import reading_of, source_of
 from ..problems.source import Source
 from ..problems.worlds import ERROR, Episodes, Place, Seen, Tooling
@@ -36,10 +36,10 @@ from ..types import (
     Observation,
     Problem,
     RewardParts,
-    Said,
     Step,
     Task,
     ids_of,
+    in_first_question,
     text_of,
 )
 
@@ -73,14 +73,17 @@ class Stage:
     def __init__(self, student: Any, settings: SearchConfig, task: Task, checked: set[str]) -> None:
         self.student, self.problem = student, task.problem
         source = source_of(task.problem)
+        self.chat = ToolChat(student)
         tooling = Tooling(
-            self.read, settings.tool_seconds, settings.tool_tokens, lambda t: len(student.encode(t))
+            self.chat.read,
+            settings.tool_seconds,
+            settings.tool_tokens,
+            lambda text: len(student.encode(text)),
         )
         self.outcome = source.outcome
         self.episodes = Episodes(lambda: source.world(task, tooling), checked)
         self.lock, self.users = asyncio.Lock(), 0
         self.messages: list[Mapping[str, Any]] = []
-        self.tools: tuple[Mapping[str, Any], ...] = ()
         self.prompt: tuple[int, ...] = ()
         self.places: dict[tuple[int, ...], Place] = {}  # by the tokens before
         # By the tokens before a turn and its own: what the turn came to, and whether that ended it.
@@ -94,45 +97,30 @@ class Stage:
         except AlphaZeroError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise RequestError(f"the world of {self.problem.id} didn't open ({said})") from error
-        self.tools = place.start.tools
+            raise RequestError(
+                f"the world of {self.problem.id} didn't open ({reason_of(error)})"
+            ) from error
+        tools = self.chat.tools = place.start.tools
         own = [one for one in place.start.messages if one["role"] != "system"]
         first = self.student.opening.messages(self.problem.question)
         self.messages = [*(first or place.start.messages[: -len(own)]), *own]
-        if self.student.plain:
-            self.prompt = self.student.chat_ids(self.messages)
-        else:
-            if self.tools:
-                _ = self.form  # what can't be read is refused before the first turn
-            text = self.student.without_thought(self.render(self.messages, True))
-            self.prompt = tuple(self.student.encode(text))
+        shown = () if self.student.plain else tools
+        if shown:
+            _ = self.chat.form  # what can't be read is refused before the first turn
+        if not self.student.plain:
+            try:
+                self.student.whole(self.messages, OPENED, shown)
+            except RequestError:
+                self.messages = in_first_question(self.messages)
+        self.prompt = self.student.chat_ids(self.messages, tools=shown)
         self.places[()] = place
-
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        """The chat template's text of messages, with the tools."""
-        form = OPENED if add_generation_prompt else CLOSED
-        return self.student.render(messages, form, [*self.tools] or None)
-
-    @cached_property
-    def form(self) -> CallForm:
-        """How the student's chat template writes calls."""
-        return form_of(self.render)
-
-    def read(self, turn: str) -> Said:
-        """The text and the calls of a turn."""
-        if not self.tools:
-            return Said(turn)
-        return read_line(turn, self.tools) if self.student.plain else read_calls(turn, self.form)
 
     def turn_of(self, token_ids: Sequence[int]) -> str:
         """The text of a turn's drawn tokens, calls and their marks in it, without its end."""
-        student = self.student
-        if student.plain:
-            return student.decode(token_ids).removesuffix("\n")
-        ended = token_ids[-1:] == (student.engine.eos_id,)
-        ids = token_ids[: len(token_ids) - ended]
-        return student.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if self.student.plain:
+            return self.chat.decode(token_ids).removesuffix("\n")
+        ended = token_ids[-1:] == (self.student.engine.eos_id,)
+        return self.chat.decode(token_ids[: len(token_ids) - ended])
 
     async def act(self, steps: Sequence[Step], drawn: Generated) -> tuple[Step, bool]:
         """The turn with what the world answers, and whether that ends the episode. Raises
@@ -155,7 +143,7 @@ class Stage:
         path = (*steps, step)
         if seen.done:
             ending = Ending(
-                self.outcome(self.read(turn).text, answer.text),
+                self.outcome(self.chat.read(turn).text, answer.text),
                 seen.reward,
                 len(path),
                 sum(len(one.seen.calls) for one in path if one.seen),
@@ -189,7 +177,7 @@ class Stage:
         """The chat up to a state."""
         messages = [*self.messages]
         for turn, seen in place.path:
-            messages += [as_message(self.read(turn)), *number_messages(seen)]
+            messages += [as_message(self.chat.read(turn)), *number_messages(seen)]
         return messages
 
     def encode_answer(
@@ -201,9 +189,9 @@ class Stage:
         if self.student.plain:
             lines = (self.line(one["content"]) for one in seen.messages)
             return tuple(self.student.encode_part("".join(lines), (*before, *drawn)))
-        messages, said = self.messages_at(place), self.read(turn)
-        begun = self.render(messages, True) + render_turn(said, messages, self.render)
-        whole = self.render([*messages, as_message(said), *number_messages(seen)], True)
+        messages, said = self.messages_at(place), self.chat.read(turn)
+        begun = self.chat.render(messages, True) + render_turn(said, messages, self.chat.render)
+        whole = self.chat.render([*messages, as_message(said), *number_messages(seen)], True)
         if not whole.startswith(begun):
             raise ConfigError(
                 "the chat template rewrites earlier turns: tools need one that keeps them"

@@ -5,8 +5,11 @@ counts when time is over.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any
 
 from ..chat.remote import RemoteStudent
@@ -14,9 +17,12 @@ from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import ANSWERING
-from ..grading.answers import extract
+from ..grading.answers import extract, normalize
 from ..mcts.choose import Choice, choose, most_visited, voting
+from ..mcts.seeds import derive_seed
+from ..mcts.waiting import gather_all
 from ..policy.engine_steps import drawing_cost
+from ..policy.tool_chat import ToolChat
 from ..problems.registry import open_source, reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
@@ -84,12 +90,48 @@ class Answerer:
         `due` is when it has to be there, by the event loop's clock. Raises RequestError for what
         can't be served, EngineError when the engine failed.
         """
+        if wanted.tools is not None:
+            outcome = await self.take_turn(wanted, wanted.tools, seed, due)
+            tell(outcome.text, outcome.tokens or ())
+            return outcome
         if wanted.method.name != SAMPLE:
             problem = Problem(name, wanted.question, "user")
             outcome = await self.answer_by_search(wanted, problem, seed, due, grown)
             tell(outcome.text, ())
             return outcome
         return await self.sample_answer(wanted, seed, due, tell)
+
+    # -- a turn with tools -------------------------------------------------------------------------
+
+    async def take_turn(
+        self, wanted: WantedAnswer, tools: ToolChat, seed: int, due: float | None
+    ) -> AnswerOutcome:
+        """A turn that may call tools: a sample, or by a vote the first of those that make the same
+        calls, or state the same answer, most often.
+        """
+        body, count = wanted.body, wanted.method.count
+        assert isinstance(body, ChatBody)
+        if count is not None:
+            search = self.config.search
+            most = (body.budget_tokens or MOST_BUDGET) // count
+            limits = {"max_completion_tokens": min(body.most_tokens or search.max_tokens, most)}
+            usual = {"temperature": search.temperature} if body.temperature is None else {}
+            wanted = replace(wanted, body=body.model_copy(update=limits | usual))
+        turns = await gather_all(
+            *(
+                self.sample_answer(
+                    wanted, derive_seed(seed, at) if at else seed, due, lambda text, tokens: None
+                )
+                for at in range(count or 1)
+            )
+        )
+        keys = [read_turn(turn, tools, body.parallel_tool_calls) for turn in turns]
+        votes = Counter(keys)
+        turn = turns[keys.index(max(votes, key=lambda key: (key != "", votes[key])))]
+        for other in turns:
+            if other is not turn:
+                turn.cost.add(other.cost)
+        return turn
 
     # -- a plain sample ----------------------------------------------------------------------------
 
@@ -118,7 +160,8 @@ class Answerer:
         )
         goes_on = isinstance(body, CompletionBody) or body.continue_final_message
         before = prompt if goes_on else ()
-        reader = TextReader(self.student.decode, body.stops, engine.eos_ids, before)
+        decode = self.student.decode if wanted.tools is None else wanted.tools.decode
+        reader = TextReader(decode, body.stops, engine.eos_ids, before)
         woken = asyncio.Event()
         watch = Watch(woken.set if body.stream or body.stops else None)
         drawing = asyncio.ensure_future(engine.generate([request], watch))
@@ -263,6 +306,30 @@ class Answerer:
         own = config.rewards.use_student_model and self.verifier is None and not remote
         perplexity = Perplexity(student, config.search.max_tokens, own=True) if own else None
         return MethodContext(student, self.verifier, config, perplexity, self.value)
+
+
+def read_turn(turn: AnswerOutcome, tools: ToolChat, several: bool) -> str:
+    """Read the calls of a turn out of its text; `several`: not the first alone. Returns what turns
+    that say the same share, "" where a limit cut it. A turn with a call that can't be read, or of a
+    tool that isn't there, stays text.
+    """
+    said, known = tools.read(turn.text), {tool["function"]["name"] for tool in tools.tools}
+    try:
+        calls = [
+            {"name": name, "arguments": json.dumps(dict(arguments), allow_nan=False)}
+            for name, arguments, error in said.calls
+            if error is None and name in known
+        ]
+    except ValueError:  # a number without a place in JSON
+        calls = []
+    if calls and len(calls) == len(said.calls):
+        turn.text, turn.finish = said.text, turn.finish.replace("stop", "tool_calls")
+        turn.calls = [
+            {"id": f"call_{token_hex(12)}", "type": "function", "function": call}
+            for call in calls[: None if several else 1]
+        ]
+        return json.dumps([[name, arguments] for name, arguments, _ in said.calls], sort_keys=True)
+    return "" if turn.finish == "length" else normalize(extract(turn.text) or turn.text)
 
 
 async def watch_growth(tree: Tree, grown: Callable[[Tree], None]) -> None:

@@ -6,27 +6,29 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from operator import itemgetter
+from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from openai.types.chat import ChatCompletionStreamOptionsParam
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Json, model_validator
 
 from ..chat.remote import RemoteStudent
+from ..chat.tool_calls import as_message
 from ..config.sections import Temperature
 from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
-from ..policy.chat import ChatMessage
-from ..types import JsonObject, TokenIds
+from ..policy.tool_chat import ToolChat
+from ..types import JsonObject, Said, TokenIds, ToolCall
 
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.
 UNCHANGED: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -59,6 +61,8 @@ EMPTY: tuple[Any, ...] = ([], {}, "", 0, False)
 SAMPLE, MCTS = "sample", "mcts"
 JUDGED_METHODS = ("step-rejection", "adaptive-best-of-n", "beam")  # methods that need a verifier
 OF_SAMPLE = ("logprobs", "top_p", "continue_final_message")
+ROLES = {"developer": "system"}  # what templates know some roles by
+TURN_METHODS = (SAMPLE, "majority")  # those that need no world of the caller's
 # Parameters that mean nothing to a method; to those that aren't here, OF_SAMPLE and `simulations`.
 UNFIT = {SAMPLE: ("budget_tokens", "simulations", "return_tree"), MCTS: ("logprobs", "top_p")}
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one prompt
@@ -72,6 +76,7 @@ LONGEST_NAME = 200  # characters of a message, and of a name that a client may h
 
 FieldCount = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
+ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -242,6 +247,66 @@ class RequestBody(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class WireFunction(BaseModel):
+    name: ToolName
+    arguments: Json[JsonObject]
+
+
+class WireCall(BaseModel):
+    """A call of a tool in a message."""
+
+    id: str
+    function: WireFunction
+
+
+class ChatMessage(BaseModel):
+    """A message as OpenAI's clients write it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[WireCall] | None = None
+    tool_call_id: str = ""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's: leave them out")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: give the message's text")
+        return self
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ToolFunction(BaseModel):
+    """A tool; `strict` is no key of a template."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: ToolName
+    description: str = ""
+    parameters: JsonObject = {"type": "object", "properties": {}}
+    strict: Literal[False] | None = Field(None, exclude=True)
+
+
+class Tool(BaseModel):
+    """A tool as OpenAI's clients write it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class ChatBody(RequestBody):
     """POST /v1/chat/completions. The last six are this server's own or vLLM's (`extra_body` of the
     openai client).
@@ -252,6 +317,9 @@ class ChatBody(RequestBody):
     max_completion_tokens: FieldCount | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: bool = True
     method: str | None = None
     budget_tokens: Annotated[int, Field(ge=1, le=MOST_BUDGET)] | None = None
     simulations: FieldCount | None = None
@@ -262,6 +330,11 @@ class ChatBody(RequestBody):
     add_generation_prompt: bool | None = (
         None  # as vLLM's: null is whatever the parameter above needs
     )
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return self.tools if self.tool_choice == "auto" else []
 
     @property
     def most_tokens(self) -> int | None:
@@ -297,7 +370,8 @@ class WantedAnswer:
     """A prompt of a request within this server's bounds.
 
     `question` is what a search works on (a PRM or a value reads the prompt's tokens), "" for a
-    completion. `messages` are the chat where another server reads it.
+    completion. `messages` are the chat where another server reads it, `tools` those that the answer
+    may call.
     """
 
     body: ChatBody | CompletionBody
@@ -306,6 +380,7 @@ class WantedAnswer:
     question: str
     seed: int
     messages: tuple[Mapping[str, str], ...] = ()
+    tools: ToolChat | None = None
 
 
 # -- what is wanted --------------------------------------------------------------------------------
@@ -317,7 +392,7 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
     """
     method = models.of(body.model, body.method)
     check_body(body, method)
-    messages = [message.wire() for message in body.messages]
+    messages = read_messages(body.messages)
     users = [message["content"] for message in messages if message["role"] == "user"]
     if not users:
         raise ApiError("messages has no user message: ask something", "messages")
@@ -325,17 +400,54 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
         messages = [*student.opening.messages(users[-1]), *messages]
     seed = body.seed % (1 << SEED_BITS)
     if isinstance(student, RemoteStudent):
-        check_remote(method.name != SAMPLE and not body.return_token_ids)
+        plain = all("tool_calls" not in one and one["role"] != "tool" for one in messages)
+        searches = method.name != SAMPLE and not body.return_token_ids
+        check_remote(searches and plain and not body.callable)
         if body.continue_final_message:
             behind = (
                 "the model is behind another server, which answers from the start: leave it out"
             )
             raise ApiError(behind, "continue_final_message")
         return WantedAnswer(body, method, (), users[-1], seed, tuple(messages))
-    context = student.engine.capabilities.max_context
-    ids = student.chat_ids(messages, body.continue_final_message)
-    check_length(len(ids), context - 1)
-    return WantedAnswer(body, method, ids, users[-1], seed)
+    tools = ToolChat(student, [tool.model_dump() for tool in body.callable])
+    try:
+        ids = student.chat_ids(messages, body.continue_final_message, tools.tools)
+        _ = tools.tools and tools.form
+    except ConfigError as error:
+        raise ApiError(str(error), "tools") from error
+    check_length(len(ids), student.engine.capabilities.max_context - 1)
+    return WantedAnswer(body, method, ids, users[-1], seed, tools=tools if tools.tools else None)
+
+
+def read_messages(sent: Sequence[ChatMessage]) -> list[Mapping[str, Any]]:
+    """The messages as a chat template takes them: calls are numbered, and what answers them stands in
+    their order. Raises ApiError for an answer without a call.
+    """
+    messages: list[Mapping[str, Any]] = []
+    calls: dict[str, tuple[str, str]] = {}  # of the turn before, by the client's ids
+    turn = 0  # where the answers to it begin
+    for at, message in enumerate(sent):
+        if message.role == "tool":
+            if message.tool_call_id not in calls:
+                raise ApiError(
+                    f"messages.{at}.tool_call_id names no call of the turn before it that is not "
+                    "answered: give the id of one",
+                    "messages",
+                )
+            number, name = calls.pop(message.tool_call_id)
+            answer = {"role": "tool", "name": name, "content": message.text, "tool_call_id": number}
+            insort(messages, answer, lo=turn, key=itemgetter("tool_call_id"))
+            continue
+        asked = message.tool_calls or ()
+        made = [ToolCall(call.function.name, call.function.arguments) for call in asked]
+        said = as_message(Said(message.text, tuple(made)))
+        messages.append({**said, "role": ROLES.get(message.role, message.role)})
+        turn = len(messages)
+        calls = {
+            call.id: (numbered["id"], call.function.name)
+            for call, numbered in zip(asked, said.get("tool_calls", ()), strict=True)
+        }
+    return messages
 
 
 def check_remote(searches: bool) -> None:
@@ -350,7 +462,15 @@ def check_body(body: ChatBody, method: ServedMethod) -> None:
     """Raise ApiError for a parameter beyond the bounds, or one that the method or a stream would
     ignore.
     """
-    for name in UNFIT.get(method.name, (*OF_SAMPLE, "simulations")):
+    if body.callable and method.name not in TURN_METHODS:
+        raise ApiError(
+            f"{method.label} searches turns in a world, and the caller runs these tools: use "
+            f"{SAMPLE} or majority-N",
+            "tools",
+            "unsupported_parameter",
+        )
+    of_trees = ["return_tree"] if body.callable else []
+    for name in (*UNFIT.get(method.name, (*OF_SAMPLE, "simulations")), *of_trees):
         if getattr(body, name) != ChatBody.model_fields[name].default:
             raise ApiError(
                 f"{name} means nothing to {method.label}: leave it out",
@@ -363,8 +483,9 @@ def check_body(body: ChatBody, method: ServedMethod) -> None:
             "set one of them"
         )
         raise ApiError(both, "add_generation_prompt")
-    last = body.messages[-1].wire()
-    if body.continue_final_message and (last["role"] != "assistant" or not last["content"].strip()):
+    last = body.messages[-1]
+    begun = last.role == "assistant" and last.text.strip() and not last.tool_calls
+    if body.continue_final_message and not begun:
         message = "the last message has no words of the assistant: there is nothing to go on from"
         raise ApiError(message, "continue_final_message")
     if body.top_logprobs and not body.logprobs:

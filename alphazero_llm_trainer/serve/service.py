@@ -93,6 +93,8 @@ class Service:
                 outcome.trace_id = name
                 self.keep(wanted, outcome)
             if body.stream:
+                for at, call in enumerate(outcome.calls):
+                    emit(wire.chunk(index, "", delta={"tool_calls": [{"index": at, **call}]}))
                 emit(
                     {
                         **wire.chunk(index, "", **wire.ending(outcome)),

@@ -37,11 +37,11 @@ class AnswerOutcome:
     `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its
     text's where they were asked for. `stop` is the stop string that cut it. `tree` and `choice` are
     None for a plain sample. `ended_by` is a search's (see `SearchResult`), "deadline", or the
-    engine's reason.
+    engine's reason. `calls` are of tools, as OpenAI writes them.
     """
 
     text: str
-    finish: str  # "stop" or "length"
+    finish: str  # "stop", "length" or "tool_calls"
     seed: int
     cost: Cost
     ended_by: str
@@ -52,6 +52,7 @@ class AnswerOutcome:
     tree: Tree | None = None
     choice: Choice | None = None
     trace_id: str | None = None
+    calls: Sequence[JsonObject] = ()
 
 
 class Wire:
@@ -75,10 +76,11 @@ class Wire:
         """The body of an answer that isn't streamed."""
         choices = []
         for index, outcome in enumerate(outcomes):
-            text = outcome.text
-            said = (
-                {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-            )
+            text, calls = outcome.text, outcome.calls
+            message: JsonObject = {"role": "assistant", "content": text}
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
+            said = {"message": message} if self.chat else {"text": text}
             logprobs = None if outcome.tokens is None else self.logprobs(outcome.tokens)
             choices.append({"index": index, **said, "logprobs": logprobs, **self.ending(outcome)})
         details = [self.about(outcome) for outcome in outcomes]

@@ -19,7 +19,7 @@ import pytest
 from faults import wait_for
 from processes import served as served_in
 from processes import url
-from support import library_logprobs
+from support import EPISODES, SUM, SYSTEM, TOOLS, TWO, library_logprobs, tool_student
 from tables import CHECKOUT, read_jsonl, table
 
 from alphazero_llm_trainer.cli.main import main
@@ -241,6 +241,116 @@ def test_search_by_name_and_by_method(client, served, method):
     [record] = [record for record in lines if record["key"] == about["trace_id"]]
     assert record["tree"] == about["tree"] and record["problem"]["question"] == QUESTIONS[6]
     assert tree.response(record["served"]["node"]) == text
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory):
+    """openai's client of a server with a student that calls tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    process = served_in(folder, "--model", str(tool_student(folder / "student")))
+    try:
+        with openai.OpenAI(base_url=f"{url(process)}/v1", api_key="x", max_retries=0) as client:
+            yield client
+    finally:
+        process.kill()
+
+
+def ask_turn(client, messages, model="student", **more):
+    """A choice with tools."""
+    common = {"temperature": 0, "tools": TOOLS, "max_tokens": 120} | more
+    answer = client.chat.completions.create(model=model, messages=[SYSTEM, *messages], **common)
+    return answer.choices[0]
+
+
+def gather_stream(client, messages, **more):
+    """What a streamed choice's deltas join to: content, calls (id, name, arguments), finish reason."""
+    common = {"temperature": 0, "tools": TOOLS, "max_tokens": 120, "stream": True} | more
+    content, calls, finish = "", {}, None
+    for chunk in client.chat.completions.create(
+        model="student", messages=[SYSTEM, *messages], **common
+    ):
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        finish = choice.finish_reason or finish
+        for call in choice.delta.tool_calls or ():
+            known = calls.setdefault(call.index, [call.id, call.function.name, ""])
+            known[2] += call.function.arguments
+    return content, [calls[index] for index in sorted(calls)], finish
+
+
+@pytest.mark.parametrize("question", ["What is 12 times 7?", "Two things?"])
+@pytest.mark.parametrize("model", ["student", "student@majority-3"])
+def test_an_agent_calls_the_clients_tools_until_it_answers(tooled, question, model):
+    run = {"calculate": lambda expression: "84", "look": lambda at: "seen"}
+    messages, turns = asked(question), []
+    while True:
+        choice = ask_turn(tooled, messages, model)
+        message = choice.message
+        turns.append(message)
+        messages.append(message.model_dump())
+        if not message.tool_calls:
+            break
+        assert choice.finish_reason == "tool_calls"
+        # Answers may come in any order.
+        for call in reversed(message.tool_calls):
+            content = run[call.function.name](**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    first, last = turns
+    wanted = EPISODES[question][0]
+    assert (first.content or "") == wanted["content"]
+    assert [(call.type, call.function.name, json.loads(call.function.arguments)) for call in first.tool_calls] == [
+        ("function", *call["function"].values()) for call in wanted["tool_calls"]
+    ]  # fmt: skip
+    assert len({call.id for call in first.tool_calls}) == len(first.tool_calls)
+    assert choice.finish_reason == "stop" and last.content == EPISODES[question][-1]
+
+
+def test_turns_with_tools_are_streamed(tooled):
+    content, calls, finish = gather_stream(tooled, asked("Two things?"))
+    assert (content, finish) == ("", "tool_calls") and all(call[0] for call in calls)
+    assert [(name, json.loads(text)) for _, name, text in calls] == [SUM, TWO]
+    content, [call], finish = gather_stream(tooled, asked("What is 12 times 7?"))
+    assert content == "I compute." and call[1] == "calculate"
+    assert gather_stream(tooled, asked("Hello?")) == ("Hi.", [], "stop")
+
+
+def test_what_is_no_call_of_these_tools_stays_content(tooled):
+    for question, more in (
+        ("Hello?", {}),
+        ("Bad?", {}),
+        ("Other?", {}),
+        ("Two things?", {"max_tokens": 40}),  # cut in a call
+    ):
+        choice = ask_turn(tooled, asked(question), **more)
+        assert choice.message.tool_calls is None and choice.finish_reason == (
+            "length" if more else "stop"
+        )
+        assert ("<tool_call>" in choice.message.content) == (question != "Hello?")
+    one = ask_turn(tooled, asked("Two things?"), parallel_tool_calls=False).message.tool_calls
+    assert [call.function.name for call in one] == ["calculate"]
+    unasked = ask_turn(tooled, asked("Two things?"), tool_choice="none").message
+    assert unasked.tool_calls is None
+
+
+def test_wrong_requests_with_tools(tooled, client):
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turn = {"role": "assistant", "tool_calls": [call]}
+    answer = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    for more, param in table("requests")["tools"]:
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask_turn(tooled, asked("Hello?"), **more)
+        assert refused.value.param == param, more
+    broken = {**turn, "tool_calls": [{**call, "function": {"name": "look", "arguments": "[1]"}}]}
+    for messages in ([answer], [turn, answer, answer], [broken], [{**turn, "role": "user"}]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask_turn(tooled, [*asked("Hello?"), *messages])
+        assert refused.value.param == "messages"
+    for messages, tools in (([], TOOLS), ([turn, answer], [])):  # the embedded student
+        with pytest.raises(openai.BadRequestError, match="shows no tools"):
+            ask_turn(client, [*asked("Hello?"), *messages], tools=tools)
 
 
 def test_vf_eval_answers_through_the_server(served, tmp_path, monkeypatch):

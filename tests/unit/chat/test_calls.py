@@ -45,6 +45,7 @@ def test_what_is_written_is_read(name, said):
         ("hermes", '<tool_call>{"name": "f"}</tool_call> and', [("f", {})]),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', ["no name"]),
         ("hermes", "</tool_call> said", []),
+        ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>", ["no JSON"]),
     ],
 )
 def test_calls_are_read(name, turn, calls):

@@ -182,7 +182,7 @@ def test_a_chat_template_renders_what_is_given():
                 made,
                 ending,
                 policy.prompt_ids(task.problem),
-                policy.stages[task.problem.id].tools,
+                policy.stages[task.problem.id].chat.tools,
             )
 
     made, ending, prompt, tools = run(play)
@@ -200,6 +200,21 @@ def test_a_chat_template_renders_what_is_given():
     text = student.tokenizer.decode([*prompt, *ids_of(made.steps)])
     whole = student.render(messages, "closed", tools)
     assert text == whole.rstrip("\n") and "calculate" in text.partition("user")[0]
+
+
+def test_a_template_without_system_messages_has_it_in_the_first_question():
+    config = config_of("calc")
+    source = open_source(config)
+    [task] = load_tasks(source, "test", 1, start=2)
+    script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
+    student = Scripted(byte_tokenizer(), config, script)
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    student.tokenizer.chat_template = refuse + student.tokenizer.chat_template
+    context = MethodContext(student, None, config, tasks=[task])
+    made = run(lambda: run_method("greedy", context, task.problem, 0, 4000))
+    assert made.ending.reward == 1.0
+    asked = student.tokenizer.decode(student.requests[0].prompt_ids)
+    assert f"{source.system_prompt}\n\n{task.problem.question}" in asked
 
 
 METHODS = [
