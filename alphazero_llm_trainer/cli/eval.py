@@ -43,6 +43,7 @@ def run_eval(args: argparse.Namespace) -> int:
         budget_tokens=args.budget_tokens or [config.answer_budget],
         **{name: getattr(args, name) for name in names},
     )
+    work.open_sources(config)  # what they refuse is said before PyTorch is loaded
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
@@ -76,6 +77,7 @@ def run_tune(args: argparse.Namespace, config: Config) -> int:
     user stopped it.
     """
     from ..eval.tune import tune_search
+    from ..problems.registry import with_worlds
 
     for name, usual in UNTUNED.items():
         if getattr(args, name) != usual:
@@ -91,6 +93,7 @@ def run_tune(args: argparse.Namespace, config: Config) -> int:
     check_least(0, start=args.start)
     if source != "auto":
         config = config.with_values(problems={"source": source})
+    with_worlds(config, "eval")  # what it refuses is said before PyTorch is loaded
     progress = Progress(args.quiet)
     try:
         with progress, Stop(progress) as stop:
