@@ -5,6 +5,7 @@ what a world gave has no part in.
 import asyncio
 import itertools
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -28,11 +29,13 @@ from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.rewards.demonstrations import turn_ids, work_out
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.rewards.turns import TurnPolicy
+from alphazero_llm_trainer.runs.critic_data import example_of, read_questions, state_rows
 from alphazero_llm_trainer.runs.sft import sft_rows, student_from_scratch
 from alphazero_llm_trainer.tree.arena import ROOT, Tree
 from alphazero_llm_trainer.tree.extract import Trajectory, turn_values
-from alphazero_llm_trainer.tree.graded import GradedTree
-from alphazero_llm_trainer.types import Cost, Direction, Said
+from alphazero_llm_trainer.tree.graded import GradedTree, tree_record
+from alphazero_llm_trainer.tree.journal import JOURNAL, Journal
+from alphazero_llm_trainer.types import Cost, Direction, RewardParts, Said, Step
 
 SOURCES = ("hidden", "calc")
 EVEN = ("train.negative_weight=1", "train.reward=hre")
@@ -277,3 +280,29 @@ def test_credit_that_does_not_fit_the_source_is_refused():
     ):
         with pytest.raises(ConfigError, match=why):
             check_credit(config_of(source, "train.method=grpo", f"train.credit={credit}"))
+
+
+def test_a_critic_reads_behind_the_prompt_of_the_world(students, tmp_path):
+    """Prompts of one question that differ, by their tools, are two questions; a tree without turns
+    is read behind the student's own prompt.
+    """
+    config, student = config_of("calc"), students["calc"]
+    graded, _ = grown(config, student)
+    problem, tree = graded.task.problem, Tree()
+    tree.finish(tree.attach(ROOT, Step((5,), (-0.1,), "x")), "ended", RewardParts(total=1.0))
+    tree.samples[1] = 1
+    own = student.prompt_ids(problem.question)
+    with closing(Journal(tmp_path / JOURNAL)) as journal:
+        for key, one, prompt in (
+            ("0/a", graded.tree, (*own, 3)),
+            ("0/b", graded.tree, (*own, 4)),
+            ("0/c", graded.tree, (*own, 3)),
+            ("0/d", tree, (*own, 9)),
+        ):
+            parts = (key, problem, one, Cost(), "simulations", prompt, 0)
+            journal.append(tree_record(*parts, split="train"))
+    questions = read_questions([tmp_path], len(student.tokenizer))
+    examples = [example_of(question, student, config.train.critic) for question in questions]
+    assert [example.prompt_ids for example in examples] == [(*own, 3), (*own, 4), own]
+    for example in examples:
+        assert {row.prompt_ids for row in state_rows(example)[0]} == {example.prompt_ids}
