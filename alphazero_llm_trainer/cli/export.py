@@ -22,7 +22,9 @@ def run_export(args: argparse.Namespace) -> int:
         else {args.kind: args.out}
     )
     counts = {}
-    for kind, out in files.items():
+    # First what trees of worlds are refused for, so that nothing is written then.
+    for kind in sorted(files, key="value".__eq__):
+        out = files[kind]
         count = export_rows(data, kind, out, every_token=args.every_token, any_split=args.any_split)
         counts[kind] = {"rows": count, "file": str(out)}
         if not args.json:

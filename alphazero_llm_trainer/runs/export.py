@@ -124,7 +124,7 @@ def tree_rows(
         if kind != "value" and any(tree.seen):
             raise DataError(
                 f"the tree {record['key']!r} has turns of a world, and rows of --kind {kind} don't tell "
-                "what it answered: name --kind rollouts, which has a mask"
+                "what it answered: name --kind rollouts, which has a mask, or value"
             )
         problem = record["problem"]
         common = {

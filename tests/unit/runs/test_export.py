@@ -283,7 +283,7 @@ def test_trees_of_other_splits_are_no_training_set(trees, tmp_path, capsys):
     assert main([*command, "--any-split"]) == 0 and out.exists()
 
 
-def test_what_a_world_answered_is_a_message_without_a_mask():
+def test_what_a_world_answered_is_a_message_without_a_mask(tmp_path):
     tree = Tree()
     seen = Observation(2, "7", ("calculate",))
     turn = tree.attach(ROOT, Step((10, 11, 90, 91), (-0.5, -0.5, 0.0, 0.0), "3 + 4", seen))
@@ -312,6 +312,9 @@ def test_what_a_world_answered_is_a_message_without_a_mask():
         [*export_module.tree_rows("sft", [(record, tree)], False)]
     with pytest.raises(DataError, match="turns of a world"):
         [*export_module.tree_rows("preferences", [(record, tree)], False)]
+    write_jsonl(tmp_path / "journal.jsonl", [record | {"split": "train", "tree": tree.to_dict()}])
+    assert main(f"export {tmp_path} --kind all --out {tmp_path / 'all'}".split()) == 2
+    assert not [*tmp_path.glob("all/*")]
     rows = [*export_module.tree_rows("value", [(record, tree)], False)]
     # A state is a turn's end, after what was answered to it.
     assert [row["token_ids"] for row in rows] == [(), (10, 11, 90, 91), (10, 11, 90, 91, 12)]
