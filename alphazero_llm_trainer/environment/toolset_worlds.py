@@ -24,7 +24,6 @@ from mcp.server.mcpserver import MCPServer
 from verifiers.v1.state import State
 from verifiers.v1.types import AssistantMessage, Messages, ToolCall, ToolMessage, content_text
 
-from ..chat.tool_calls import as_message
 from ..errors import ConfigError
 from ..problems.worlds import Start, Tooling, ToolWorld, WireMessage, checked_reward
 from ..types import Said
@@ -140,7 +139,9 @@ class VerifiersWorld(ToolWorld):
         sent: Messages = []
         for number, (said, answers) in enumerate(self.said):
             calls = [
-                ToolCall(id=f"{number}-{at}", name=call.name, arguments=write_arguments(said, at))
+                ToolCall(
+                    id=f"{number}-{at}", name=call.name, arguments=json.dumps(dict(call.arguments))
+                )
                 for at, call in enumerate(said.calls)
             ]
             sent.append(AssistantMessage(content=said.text, tool_calls=calls or None))
@@ -155,11 +156,6 @@ class VerifiersWorld(ToolWorld):
         self.servers.users -= 1
         if self.servers.users == 0:
             await self.servers.stop()
-
-
-def write_arguments(said: Said, at: int) -> str:
-    """The arguments of a call as JSON."""
-    return json.dumps(as_message(said)["tool_calls"][at]["function"]["arguments"])
 
 
 class Servers:

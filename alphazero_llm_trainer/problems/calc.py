@@ -6,16 +6,16 @@ turns that call the tool is a metric of the caller's (`Seen.calls`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
 
 from ..types import Problem, Said, StepCheck, Task, ToolCall
 from . import embedded
 from .calculator import evaluate_expression
 from .prompts import CALC_PROMPT
 from .source import GeneratedSource
-from .worlds import ERROR, ObjectWorld, Tooling, WireMessage
+from .worlds import ERROR, ObjectWorld, Tooling
 
 TURNS = 12  # of one episode
 RESULT_DIGITS = 6  # of a result that isn't whole
@@ -41,7 +41,9 @@ class Calc(GeneratedSource):
             {"role": "system", "content": self.system_prompt},
             {"role": "user", "content": task.problem.question},
         )
-        return CalcWorld(CalculatorTools(), {}, messages, tooling, self, task)
+        world = CalcWorld(CalculatorTools(), {}, messages, tooling)
+        world.source, world.task = self, task
+        return world
 
     def turns(self, task: Task) -> list[Said]:
         """The student's turns of a demonstration: a call for each step of the worked solution, and
@@ -96,24 +98,13 @@ class CalculatorTools:
 class CalcWorld(ObjectWorld):
     """One episode: the last turn's answer is graded as the embedded problems grade it."""
 
-    def __init__(
-        self,
-        thing: CalculatorTools,
-        row: Mapping[str, Any],
-        messages: tuple[WireMessage, ...],
-        tooling: Tooling,
-        source: Calc,
-        task: Task,
-    ) -> None:
-        super().__init__(thing, row, messages, tooling)
-        self.source, self.task = source, task
-        self.said: tuple[str, ...] = ()
+    source: Calc
+    task: Task
+    said: tuple[str, ...] = ()
 
     def fork(self) -> CalcWorld:
         """The same episode, apart from this one: the tool has no state."""
-        world = CalcWorld(self.thing, self.row, self.messages, self.tooling, self.source, self.task)
-        world.said = self.said
-        return world
+        return copy(self)
 
     def record(self, turn: str, said: Said, messages: Sequence[object]) -> None:
         """Keep a turn and its observation, for rewards that read them."""

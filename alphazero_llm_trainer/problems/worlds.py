@@ -28,13 +28,12 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from ..errors import AlphaZeroError, ConfigError
+from ..errors import AlphaZeroError, ConfigError, reason_of
 from ..types import Said, ToolCall
 
 NOT_TOOLS = {"reset", "reward", "get_reward", "fork", "close"}  # methods of a class that is a world
 OPEN_EPISODES = 4  # replayed episodes that a search keeps open
 LONGEST_TOKEN = 256  # characters
-ERROR_LENGTH = 200  # characters of an error in a message
 
 ERROR = "error"  # how an observation of an error begins
 WireMessage = Mapping[str, Any]
@@ -465,8 +464,7 @@ class Episodes:
         except AlphaZeroError:
             raise
         except Exception as error:  # noqa: BLE001 - a rollout's failure is data
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
-            return Seen((), True, None, failure=f"the world died ({text})")
+            return Seen((), True, None, failure=f"the world died ({reason_of(error)})")
 
     async def _replay(self, place: Place, *more: tuple[str, Seen]) -> World:
         """A new episode after the turns of a path. Raises ConfigError where an answer differs."""
