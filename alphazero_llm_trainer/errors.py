@@ -45,8 +45,9 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's kind, and its first line."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    """An error's kind, and its first line where it says something."""
+    kind, said = type(error).__name__, first_line(error)
+    return kind if said == kind else f"{kind}: {said}"
 
 
 class AlphaZeroError(Exception):

@@ -139,6 +139,21 @@ EPISODES = {
 }
 
 
+def qwen_tokenizer(*texts):
+    """A tokenizer with Qwen's marks and chat template: bytes, and what is frequent there and in `texts`."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    template = (files("trl") / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
+    core.train_from_iterator([template, *texts], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def tool_student(folder):
     """A folder with a tiny Qwen2 under Qwen's chat template, which has learnt EPISODES."""
     chats = []
@@ -147,16 +162,7 @@ def tool_student(folder):
         for turn in turns:
             role = "tool" if turn in ("84", "seen") else "assistant"
             chats[-1].append({"role": role, "content": turn} if isinstance(turn, str) else turn)
-    template = (files("trl") / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
-    core.train_from_iterator([template, json.dumps(TOOLS), json.dumps(chats)], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    tokenizer.chat_template = template
+    tokenizer = qwen_tokenizer(json.dumps(TOOLS), json.dumps(chats))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}

@@ -333,7 +333,7 @@ class Dying:
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"), [("die", "ConnectionError: the server is gone"), ("hang", "TimeoutError: ")]
+    ("turn", "why"), [("die", "ConnectionError: the server is gone"), ("hang", "TimeoutError")]
 )
 def test_a_world_that_dies_is_a_recorded_failure(turn, why):
     async def run():
@@ -342,7 +342,7 @@ def test_a_world_that_dies_is_a_recorded_failure(turn, why):
             return await episodes.act(place, turn)
 
     seen = asyncio.run(run()).path[-1][1]
-    assert seen.done and seen.reward is None and seen.failure == f"the world died ({why.strip()})"
+    assert seen.done and seen.reward is None and seen.failure == f"the world died ({why})"
 
 
 def test_a_world_that_does_not_open_again_is_a_recorded_failure():

@@ -4,14 +4,12 @@ worlds, and resumed trees. The students' tokens are scripted.
 
 import asyncio
 import json
-from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
 from scripted import run, write_calls
+from support import qwen_tokenizer
 from tables import CHECKOUT
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from alphazero_llm_trainer.answering.searches import answer_search
 from alphazero_llm_trainer.chat.tool_calls import (
@@ -70,19 +68,6 @@ class Scripted(Chat):
         ids = tuple(ids[: request.max_new_tokens])
         finish = ("stop" if self.plain else "eos") if whole else "length"
         return Generated(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), finish)
-
-
-def byte_tokenizer():
-    """A tokenizer of bytes with Qwen's marks and its chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    template = files("trl") / "chat_templates" / "qwen2_5.jinja"
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return tokenizer
 
 
 def solver(task, source, write, wrong=0):
@@ -170,7 +155,7 @@ def test_a_chat_template_renders_what_is_given():
     source = open_source(config)
     [task] = load_tasks(source, "test", 1, start=2)
     script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
-    student = Scripted(byte_tokenizer(), config, script)
+    student = Scripted(qwen_tokenizer(), config, script)
     policy = steps_for(student, config.search, [source])
     policy.tasks[task.problem.id] = task
 
@@ -207,7 +192,7 @@ def test_a_template_without_system_messages_has_it_in_the_first_question():
     source = open_source(config)
     [task] = load_tasks(source, "test", 1, start=2)
     script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
-    student = Scripted(byte_tokenizer(), config, script)
+    student = Scripted(qwen_tokenizer(), config, script)
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     student.tokenizer.chat_template = refuse + student.tokenizer.chat_template
     context = MethodContext(student, None, config, tasks=[task])
@@ -405,7 +390,7 @@ def test_a_game_that_ran_out_of_flips_is_no_answer(method):
     def script(text, number):
         return "3" if "assistant\n2" in text or number else "2"
 
-    student = Scripted(byte_tokenizer(), config, script)
+    student = Scripted(qwen_tokenizer(), config, script)
     verifier = None if method == "majority" else Calculator()
     context = MethodContext(student, verifier, config, tasks=[task])
     made = run(lambda: run_method(method, context, task.problem, 0, 500))
@@ -422,7 +407,7 @@ def test_turns_that_read_alike_and_end_differently_are_refused():
             return ("2\n9", "2")[number]
         return "3" if "assistant\n2\n9" in text else "9\n3"
 
-    student = Scripted(byte_tokenizer(), config, script)
+    student = Scripted(qwen_tokenizer(), config, script)
     policy = steps_for(student, config.search, [open_source(config)])
 
     async def play(n):
@@ -449,7 +434,7 @@ def test_a_class_of_ones_own_is_played_and_serving_refuses_it():
             else (f"look: {1 + text.count('look')}\n")
         )
 
-    tokenizer = byte_tokenizer()
+    tokenizer = qwen_tokenizer()
     tokenizer.chat_template = None
     student = Scripted(tokenizer, config, script)
     context = MethodContext(student, None, config, tasks=[task])
