@@ -72,7 +72,7 @@ class Asking:
         self.left_out: set[str] = set()  # a temperature with its value: others may be taken
 
     async def __call__(
-        self, call: Callable[[dict[str, Any]], Awaitable[T]], request: Mapping[str, Any]
+        self, call: Callable[[JsonObject], Awaitable[T]], request: Mapping[str, Any]
     ) -> T:
         """The answer to a request, asked again without what is refused of it. What made it pass is
         remembered. Raises the errors of `call`.
@@ -295,7 +295,7 @@ class ChatServer:
             client, gate = self.connection.open()
             async with gate, asyncio.timeout(SAMPLE_SECONDS), AsyncExitStack() as stack:
 
-                def call(kept: dict[str, Any]) -> Awaitable[Any]:
+                def call(kept: JsonObject) -> Awaitable[Any]:
                     asked = client.with_options(max_retries=retries)
                     streaming = asked.chat.completions.with_streaming_response
                     return stack.enter_async_context(streaming.create(**kept))

@@ -33,6 +33,7 @@ from ..errors import (
     suggest_nearest,
 )
 from ..files import flatten_keys, storage_failure
+from ..types import JsonObject
 
 if TYPE_CHECKING:  # `--help` needs neither pydantic nor rich
     from ..config.load import Config
@@ -197,7 +198,7 @@ def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     )
 
 
-def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
+def flag_layers(args: argparse.Namespace) -> list[JsonObject]:
     """The nested configuration that each of the command's own flags sets."""
     from ..config.load import nest_key
 
@@ -211,7 +212,7 @@ def flag_layers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def resolve_config(
     args: argparse.Namespace,
-    extra: dict[str, Any] | None = None,
+    extra: JsonObject | None = None,
     load: Callable[..., Config] | None = None,
     recipe: str | None = None,
 ) -> Config:

@@ -7,11 +7,11 @@ import re
 import webbrowser
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..report.trees import TreeReader, chosen_records, records_of, title_of
 from ..tree.journal import JOURNAL, journal_of
+from ..types import JsonObject
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
@@ -22,7 +22,7 @@ def run_view(args: argparse.Namespace) -> int:
     check_out(args.out, file=True)
     path, question = journal_of(args.run_or_journal), args.question
     reader, title = TreeReader(path), title_of(path)
-    records: Iterable[dict[str, Any]] = records_of(path)
+    records: Iterable[JsonObject] = records_of(path)
     if question is not None:
         records, title = chosen_records(path, question), f"{question} · {title}"
     if path.suffix == ".json" or (isinstance(records, list) and len(records) == 1):
@@ -32,7 +32,7 @@ def run_view(args: argparse.Namespace) -> int:
     else:
         count = 0
 
-        def count_views() -> Iterator[dict[str, Any]]:
+        def count_views() -> Iterator[JsonObject]:
             nonlocal count
             for record in records:
                 count += 1

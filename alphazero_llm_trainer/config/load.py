@@ -109,7 +109,7 @@ def split_key(key: str) -> list[str]:
     return parts
 
 
-def nest_key(key: str, value: Any) -> dict[str, Any]:
+def nest_key(key: str, value: Any) -> JsonObject:
     """`{"train": {"seed": value}}` for `train.seed`."""
     for part in reversed(split_key(key)):
         value = {part: value}

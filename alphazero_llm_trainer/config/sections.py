@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..errors import suggest_nearest
-from ..types import MIN_TEMPERATURE
+from ..types import MIN_TEMPERATURE, JsonObject
 
 MOST_COUNT = 10**15  # of anything that is counted
 
@@ -129,7 +129,7 @@ class Section(BaseModel):
         }
 
 
-def defaults_of(section: type[Section]) -> dict[str, Any]:
+def defaults_of(section: type[Section]) -> JsonObject:
     """The values that training.yaml comes with, as a nested mapping."""
     values = dict[str, Any]()
     for name, field in section.model_fields.items():

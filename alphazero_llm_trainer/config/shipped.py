@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, suggest_nearest
+from ..types import JsonObject, TokenIds
 
 
 # libyaml is seven times faster.
@@ -87,9 +88,7 @@ def find_lost(text: str) -> tuple[int, str] | None:
     itself counts as lost, too.
     """
 
-    def walk(
-        node: yaml.Node, above: tuple[int, ...] = (), column: int = 0
-    ) -> Iterator[tuple[int, str]]:
+    def walk(node: yaml.Node, above: TokenIds = (), column: int = 0) -> Iterator[tuple[int, str]]:
         if id(node) in above:
             yield node.start_mark.line, "the anchor holds itself: write out what it means"
             return
@@ -122,7 +121,7 @@ def find_lost(text: str) -> tuple[int, str] | None:
     return None if root is None else next(walk(root), None)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> JsonObject:
     """A YAML mapping, or ConfigError naming the file: also where something in it would be lost."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -148,9 +147,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def merge_mappings(
-    base: Mapping[str, Any], over: Mapping[str, Any], place: str = ""
-) -> dict[str, Any]:
+def merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> JsonObject:
     """`base` with `over` on top; mappings merge, everything else is replaced. `place` is where they
     are, for messages.
 

@@ -77,7 +77,7 @@ def sample_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest.digest(), "big") >> 2
 
 
-def sampling_fields(ask: Ask) -> dict[str, Any]:
+def sampling_fields(ask: Ask) -> JsonObject:
     """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's
     defaults could change.
     """

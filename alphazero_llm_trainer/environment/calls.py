@@ -17,7 +17,7 @@ from ..engine.protocol import Generated, Wanted
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
-from ..types import Continuation, Cost, Problem, Step, ids_of, text_of
+from ..types import Continuation, Cost, JsonObject, Problem, Step, ids_of, text_of
 from .frozen import FrozenStudent
 
 NEEDS = (
@@ -40,8 +40,8 @@ class ChatCalls:
         self._headers = {"Authorization": f"Bearer {secret}"}
 
     async def __call__(
-        self, messages: Sequence[dict[str, Any]], **parameters: Any
-    ) -> tuple[dict[str, Any], Cost]:
+        self, messages: Sequence[JsonObject], **parameters: Any
+    ) -> tuple[JsonObject, Cost]:
         """One completion: its first choice, and what it took.
 
         Raises:
@@ -90,7 +90,7 @@ class ChatSteps(ServedSteps):
     def __init__(
         self,
         chat: ChatCalls,
-        opening: Sequence[dict[str, Any]],
+        opening: Sequence[JsonObject],
         settings: SearchConfig,
         frozen: FrozenStudent | None,
     ) -> None:
@@ -156,6 +156,6 @@ class ChatSteps(ServedSteps):
         ids = () if self.frozen is None else self.frozen.encode(text, ended, ids_of(steps))
         return Step(ids, (), text), Cost()
 
-    def messages(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    def messages(self, steps: Sequence[Step]) -> list[JsonObject]:
         """The messages that ask a question, and the steps so far in one assistant's message."""
         return chat_of(self.opening, steps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..config.load import AUTO_SMALL as EMBEDDED
@@ -17,7 +17,7 @@ from ..grading.answers import is_final
 from ..policy.engine_steps import EngineSteps
 from ..policy.folders import find_model
 from ..rewards.perplexity import Perplexity
-from ..types import Opening, Problem, Step
+from ..types import JsonObject, Opening, Problem, Step, TokenIds
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -43,7 +43,7 @@ class FrozenStudent:
         """
         return self.student.engine.capabilities.max_context - len(self.student.prompt_ids(question))
 
-    def encode(self, text: str, ended: bool, before: Sequence[int] = ()) -> tuple[int, ...]:
+    def encode(self, text: str, ended: bool, before: Sequence[int] = ()) -> TokenIds:
         """Token ids of `text` that somebody else wrote after the tokens `before`, with the end
         token where the response ended there.
         """
@@ -99,9 +99,7 @@ def shared_student(
     return known[key]
 
 
-def find_student(
-    name: str, entry: StudentModel | None = None
-) -> tuple[dict[str, Any], Path | None]:
+def find_student(name: str, entry: StudentModel | None = None) -> tuple[JsonObject, Path | None]:
     """The configuration's keys of a frozen student, and its folder where it is one (`find_model`).
     Raises ConfigError where there is none.
     """

@@ -18,7 +18,7 @@ from ..config.load import Config, load_config, missing_key
 from ..errors import AlphaZeroError, EngineError
 from ..mcts.driver import SearchResult
 from ..mcts.seeds import derive_seed
-from ..types import Problem
+from ..types import JsonObject, Problem
 from .argv import OUR_ID
 from .calls import NEEDS, ChatCalls, ChatSteps
 from .frozen import EMBEDDED_MODEL, shared_student
@@ -92,7 +92,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         """
         # Not by `taskset_rules`: it imports what the verifiers that prime-rl pins may lack.
         system, prompt = self.resolve_prompt(data)
-        sent: list[dict[str, Any]] = []
+        sent: list[JsonObject] = []
         if system is not None:
             sent.append({"role": "system", "content": system})
         if isinstance(prompt, str):
@@ -125,7 +125,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def _search_question(
-        self, chat: ChatCalls, opening: list[dict[str, Any]], problem: Problem
+        self, chat: ChatCalls, opening: list[JsonObject], problem: Problem
     ) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         config, teachers = self._settings(chat.model)
@@ -154,7 +154,7 @@ def _no_scripted_teacher() -> Any:
     raise AssertionError("the scripted teacher is never used at evaluation")
 
 
-def search_record(result: SearchResult) -> dict[str, Any]:
+def search_record(result: SearchResult) -> JsonObject:
     """What `trace.info["mcts"]` holds: the chosen path, which is what is scored, and the whole
     tree.
 

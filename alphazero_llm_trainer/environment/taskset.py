@@ -23,7 +23,7 @@ from ..problems.load import load_tasks
 from ..problems.registry import check_reads, check_worlds, is_gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
-from ..types import Direction, Problem
+from ..types import Direction, JsonObject, Problem
 from ..types import Task as ProblemTask
 from .frozen import EMBEDDED, STUDENT_FLAG, find_student, shared_student
 
@@ -87,7 +87,7 @@ class AlphaZeroData(vf.TaskData):
     split: str = "test"
     level: int = 0
     others: tuple[str, ...] = ()
-    row: dict[str, Any] = Field(default_factory=dict)
+    row: JsonObject = Field(default_factory=dict)
 
 
 class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):

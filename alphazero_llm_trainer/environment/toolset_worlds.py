@@ -26,7 +26,7 @@ from verifiers.v1.types import AssistantMessage, Messages, ToolCall, ToolMessage
 
 from ..errors import ConfigError
 from ..problems.worlds import Start, Tooling, ToolWorld, WireMessage, checked_reward
-from ..types import Said
+from ..types import JsonObject, Said
 from .taskset_rules import (
     new_trace,
     of_class,
@@ -169,9 +169,9 @@ class Servers:
         self.tools: dict[str, tuple[Callable[..., Awaitable[Any]], str]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    async def start(self) -> list[dict[str, Any]]:
+    async def start(self) -> list[JsonObject]:
         """Start the servers; returns their tools as JSON schemas."""
-        ready: Future[list[dict[str, Any]]] = Future()
+        ready: Future[list[JsonObject]] = Future()
         self.ended: Future[None] = Future()
         ready.set_running_or_notify_cancel()
         self.ended.set_running_or_notify_cancel()
@@ -187,9 +187,9 @@ class Servers:
         Thread(target=run, daemon=True).start()
         return await asyncio.wrap_future(ready)
 
-    async def _serve(self, ready: Future[list[dict[str, Any]]]) -> None:
+    async def _serve(self, ready: Future[list[JsonObject]]) -> None:
         self._stopping = asyncio.Event()
-        schemas: list[dict[str, Any]] = []
+        schemas: list[JsonObject] = []
         async with AsyncExitStack() as stack:
             for toolset in (*self.shared, *self.own):
                 server = await self._enter(toolset, stack)

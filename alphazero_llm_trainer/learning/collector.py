@@ -29,7 +29,7 @@ from ..rewards.turns import TurnPolicy
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import trajectories
 from ..tree.graded import FAILED, FAILED_REWARD, GradedTree
-from ..types import Cost, Task
+from ..types import Cost, JsonObject, Task
 from .earned import Earned, Searches
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Collector(Earned):
         if asked is not None:
             asked.ledgers.open(folder / LEDGERS)
 
-    def describe_ledgers(self) -> dict[str, Any]:
+    def describe_ledgers(self) -> JsonObject:
         """What the teachers and the terminal checker did and spent so far, for run.json."""
         teachers = () if self.teachers is None else self.teachers.teachers
         return {

@@ -13,7 +13,7 @@ from ..policy.backend import check_update
 from ..policy.student import QUESTION
 from ..tree.graded import FAILED_REWARD, GradedTree
 from ..tree.journal import Journal
-from ..types import Task
+from ..types import JsonObject, Task
 from .collector import Collector
 from .prepared import Prepared
 from .ranks import ONE_RANK, Ranks
@@ -117,11 +117,11 @@ class Rounds:
 
     def gather_records(
         self, tasks: dict[str, Task], number: int, trees: dict[str, GradedTree]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Search these questions of round `number`. The first process keeps its trees in `trees` as
         they end, and gets the others' records.
         """
-        records: list[dict[str, Any]] = []
+        records: list[JsonObject] = []
 
         async def take_trees() -> None:
             async for tree in self.collector.collect(list(tasks.items()), self.seed):
@@ -141,9 +141,7 @@ class Rounds:
         gathered = self.ranks.gather(records)
         return [record for records in gathered for record in records] if self.ranks.first else []
 
-    def keep_tree(
-        self, record: dict[str, Any], tree: GradedTree, trees: dict[str, GradedTree]
-    ) -> None:
+    def keep_tree(self, record: JsonObject, tree: GradedTree, trees: dict[str, GradedTree]) -> None:
         """A new tree goes into the journal first."""
         assert self.journal is not None
         self.journal.append(record)

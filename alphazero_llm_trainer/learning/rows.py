@@ -17,6 +17,7 @@ from ..mcts.seeds import derive_seed
 from ..rewards.demonstrations import Worked, work_out
 from ..tree.extract import OUTSIDE, Trajectory
 from ..tree.graded import GradedTree
+from ..types import JsonObject, TokenIds
 from .collector import Collector
 from .prepared import Prepared
 from .stats import RoundStats
@@ -85,7 +86,7 @@ class RowBuilder:
             **self.numbers_of(numbers),
         )
 
-    def numbers_of(self, numbers: Sequence[float]) -> dict[str, Any]:
+    def numbers_of(self, numbers: Sequence[float]) -> JsonObject:
         """Numbers of a row's tokens as the field of a row that this method's loss reads."""
         return {self.stream: tuple(numbers)}
 
@@ -241,7 +242,7 @@ def split_rows(rows: Sequence[TrainRow], size: int) -> Minibatches:
     Questions stay in the order in which they first appear; rows of their own are spread evenly over
     the minibatches.
     """
-    questions: dict[tuple[int, ...], list[TrainRow]] = {}
+    questions: dict[TokenIds, list[TrainRow]] = {}
     for row in rows:
         questions.setdefault(row.prompt_ids, []).append(row)
     shared = [row for members in questions.values() if len(members) > 1 for row in members]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TypeVar
 
-from ..types import STUDENT
+from ..types import STUDENT, TokenIds
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class TrainRow:
             no stream of a loss, and in no mean.
     """
 
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
+    prompt_ids: TokenIds
+    completion_ids: TokenIds
     old_logprobs: tuple[float, ...] = ()
     advantages: tuple[float, ...] = ()
     kind: str = "policy"

@@ -31,6 +31,7 @@ from ..types import (
     Problem,
     RewardParts,
     Step,
+    TokenIds,
     ids_of,
     text_of,
 )
@@ -48,15 +49,15 @@ class TokenPolicy(Protocol):
 
     context: int
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]: ...
+    def prompt_ids(self, problem: Problem) -> TokenIds: ...
 
-    def text(self, token_ids: tuple[int, ...]) -> str: ...
+    def text(self, token_ids: TokenIds) -> str: ...
 
-    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+    def lines(self, token_ids: TokenIds, logprobs: tuple[float, ...]) -> list[Step]:
         """A response as reasoning steps, for its reward."""
         ...
 
-    def verdict(self, response: tuple[int, ...]) -> str | None:
+    def verdict(self, response: TokenIds) -> str | None:
         """Why a response is finished after its last token ("answer", "ended"), or None where it
         goes on.
         """
@@ -64,7 +65,7 @@ class TokenPolicy(Protocol):
 
     async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]: ...
 
-    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+    async def topk(self, prefix: TokenIds, k: int) -> tuple[list[tuple[int, float]], Cost]:
         """The k likeliest next tokens with their log-probabilities (nats), likeliest first."""
         ...
 
@@ -176,7 +177,7 @@ class Expansion(ABC, Generic[P]):
             self.paid = Paid(value is not None and value.computes)
 
     @cached_property
-    def prompt(self) -> tuple[int, ...]:
+    def prompt(self) -> TokenIds:
         """The problem's prompt."""
         return self.policy.prompt_ids(self.problem)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
 from ..errors import EngineError
-from ..types import Cost, Problem, Step, ids_of, text_of
+from ..types import Cost, Problem, Step, TokenIds, ids_of, text_of
 
 
 class ReadTokens:
@@ -48,11 +48,11 @@ class Metered:
     def __init__(self, computes: bool, cost: Cost) -> None:
         self.computes, self.cost, self.reader = computes, cost, ReadTokens()
 
-    def price(self, token_ids: tuple[int, ...]) -> int:
+    def price(self, token_ids: TokenIds) -> int:
         """Tokens that reading these computes beyond what was read before."""
         return self.reader.count_unread(token_ids) if self.computes else 0
 
-    def pay(self, token_ids: tuple[int, ...]) -> None:
+    def pay(self, token_ids: TokenIds) -> None:
         """Count what reading these tokens computes."""
         if self.computes:
             self.cost.scored_tokens += self.reader.read(token_ids)
@@ -65,7 +65,7 @@ class MeteredValue(Metered):
         super().__init__(value.computes, cost)
         self.value = value
 
-    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+    async def __call__(self, token_ids: TokenIds) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""
         self.pay(token_ids)
         return check_share("the value network", await self.value(token_ids))
@@ -88,7 +88,7 @@ class MeteredVerifier(Metered):
     """
 
     def __init__(
-        self, verifier: Verifier, problem: Problem, prompt_ids: tuple[int, ...], cost: Cost
+        self, verifier: Verifier, problem: Problem, prompt_ids: TokenIds, cost: Cost
     ) -> None:
         super().__init__(verifier.computes, cost)
         self.verifier, self.problem, self.prompt_ids = verifier, problem, prompt_ids

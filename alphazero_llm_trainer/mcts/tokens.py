@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engine.protocol import RolloutRequest
 from ..tree.arena import ROOT, Rollout
-from ..types import Direction, RewardParts, Step
+from ..types import Direction, RewardParts, Step, TokenIds
 from .expansion import Expansion, TokenPolicy
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
@@ -43,7 +43,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         self.longest = min(self.settings.max_tokens, self.policy.context - len(self.prompt))
         # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is
         # its first use.
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
+        self._known: dict[tuple[int, TokenIds], tuple[_Rolled, int, bool]] = {}
         self.beams = self.settings.beam if self.settings.rollout == "beam" else 1
 
     @property
@@ -127,7 +127,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         room = self.longest - prefix
         return room if left is None else min(room, self.paid.room(left, prefix, self.beams))
 
-    def _key(self, node: int) -> tuple[int, tuple[int, ...]]:
+    def _key(self, node: int) -> tuple[int, TokenIds]:
         return self.tree.parent[node], self.tree.token_ids[node]
 
     def _children(self, top: Sequence[tuple[int, float]]) -> tuple[list[Step], list[float]]:
@@ -137,7 +137,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         return steps, softmax([logprob for _, logprob in top])
 
     async def _roll(
-        self, ids: tuple[int, ...], logprobs: tuple[float, ...], limit: int, seed: int
+        self, ids: TokenIds, logprobs: tuple[float, ...], limit: int, seed: int
     ) -> _Rolled:
         """A rollout after the response `ids`, graded."""
         settings = self.settings
@@ -163,9 +163,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         )
         return rollout, generated.top
 
-    async def _grade(
-        self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str
-    ) -> RewardParts:
+    async def _grade(self, ids: TokenIds, logprobs: tuple[float, ...], verdict: str) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
         return await self.grade(lines, [Direction.NONE] * len(lines), verdict)
 

@@ -14,7 +14,16 @@ from typing import Any
 from ..engine.protocol import Drawn, Judgement, Limits, StepPolicy
 from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
 from ..tree.extract import accepted
-from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of, text_of, world_mask
+from ..types import (
+    Continuation,
+    RewardParts,
+    Step,
+    TokenIds,
+    ids_of,
+    logprobs_of,
+    text_of,
+    world_mask,
+)
 from .choose import voting
 from .descent import Arms, BestFirst, Live, Rule, open_rule
 from .expansion import Expansion
@@ -52,7 +61,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         # By the tokens before it: each step that was drawn, with log-probabilities at
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
-        self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
+        self.seen: dict[TokenIds, dict[TokenIds, tuple[float, ...]]] = {}
 
     @property
     def vote(self) -> str:

@@ -137,7 +137,7 @@ class OwnNetwork:
     def __init__(self, function: Callable[..., Any], address: str) -> None:
         self.function, self.address, self.stats = function, address, EngineStats()
 
-    async def values(self, states: Sequence[tuple[int, ...]]) -> list[float]:
+    async def values(self, states: Sequence[TokenIds]) -> list[float]:
         """p of each state. Raises ConfigError where the function gives anything else."""
         values = [float(value) for value in self.function(states)]
         if len(values) != len(states) or not all(0 <= value <= 1 for value in values):

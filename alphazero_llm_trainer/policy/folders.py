@@ -120,7 +120,7 @@ def speaks_as(folder: Path, other: Path) -> bool:
         return False
 
 
-def read_specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def read_specification(folder: Path, facts: JsonObject) -> tuple[str, JsonObject]:
     """The name and the entry of models.yaml of a folder with a model: what its config.json and its
     `facts` say.
 

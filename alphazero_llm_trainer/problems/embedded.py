@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ..config.shipped import read_yaml
 from ..errors import DataError
-from ..types import Problem, Task
+from ..types import JsonObject, Problem, Task
 from .source import SPLITS
 
 SOURCE = "embedded"
@@ -211,7 +211,7 @@ def _render_story(rng: Random, story: Story) -> str:
 
 def _story_fields(
     people: list[str], things: str, other_things: str, container: list[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     pronouns = (
         ("She", "she", "her", "her") if people[0] in words("girls") else ("He", "he", "him", "his")
     )

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from ..errors import AlphaZeroError, ConfigError, reason_of
-from ..types import Said, ToolCall
+from ..types import JsonObject, Said, ToolCall
 
 NOT_TOOLS = {"reset", "reward", "get_reward", "fork", "close"}  # methods of a class that is a world
 OPEN_EPISODES = 4  # replayed episodes that a search keeps open
@@ -273,7 +273,7 @@ def tool_names(kind: type) -> list[str]:
     return [name for name in methods if not name.startswith("_") and name not in NOT_TOOLS]
 
 
-def tool_schema(method: Callable[..., Any]) -> dict[str, Any]:
+def tool_schema(method: Callable[..., Any]) -> JsonObject:
     """The JSON schema of a method, from its signature and its docstring: the first paragraph, and a
     line `name: text` of each parameter under `Args:`.
     """

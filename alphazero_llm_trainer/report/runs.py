@@ -72,7 +72,7 @@ class FinishedRun:
     def tokens(self) -> int:
         return self.card["search_cost"]["sampled_tokens"]
 
-    def record(self, setting: str) -> dict[str, Any]:
+    def record(self, setting: str) -> JsonObject:
         """The run's row in a table, with its numbers."""
         kind = run_measures(self.card)[0]
         record = {"setting": setting, "run": str(self.folder), "seed": self.card["seed"]}
@@ -156,7 +156,7 @@ class Comparison(Tabled):
         return "\n".join(lines)
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[JsonObject]:
         """One a run; `setting` is A or B."""
         return [
             run.record(name) for name, runs in zip("AB", self.settings, strict=True) for run in runs
@@ -190,7 +190,7 @@ class RunTable(Tabled):
     runs: list[FinishedRun]
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[JsonObject]:
         """One a run; `setting` has what differs between them."""
         names = differing_keys(self.runs)
         return [

@@ -38,6 +38,7 @@ from ..types import (
     RewardParts,
     Step,
     Task,
+    TokenIds,
     ids_of,
     in_first_question,
     text_of,
@@ -84,10 +85,10 @@ class Stage:
         self.episodes = Episodes(lambda: source.world(task, tooling), checked)
         self.lock, self.users = asyncio.Lock(), 0
         self.messages: list[Mapping[str, Any]] = []
-        self.prompt: tuple[int, ...] = ()
-        self.places: dict[tuple[int, ...], Place] = {}  # by the tokens before
+        self.prompt: TokenIds = ()
+        self.places: dict[TokenIds, Place] = {}  # by the tokens before
         # By the tokens before a turn and its own: what the turn came to, and whether that ended it.
-        self.taken: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Step, bool]] = {}
+        self.taken: dict[tuple[TokenIds, TokenIds], tuple[Step, bool]] = {}
         self.endings: dict[str, Ending] = {}
 
     async def open(self) -> None:
@@ -181,8 +182,8 @@ class Stage:
         return messages
 
     def encode_answer(
-        self, place: Place, turn: str, seen: Seen, before: tuple[int, ...], drawn: tuple[int, ...]
-    ) -> tuple[int, ...]:
+        self, place: Place, turn: str, seen: Seen, before: TokenIds, drawn: TokenIds
+    ) -> TokenIds:
         """Token ids of what follows a turn up to the next one. Raises ConfigError where the chat
         template writes earlier turns otherwise then.
         """
@@ -262,7 +263,7 @@ class TurnPolicy(StepPolicy):
                 del self.stages[problem.id]
                 await stage.episodes.__aexit__()
 
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_ids(self, problem: Problem) -> TokenIds:
         """Token ids of the prompt that asks a problem's question."""
         if problem.id in self.stages:
             return self.stages[problem.id].prompt

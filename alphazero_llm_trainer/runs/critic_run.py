@@ -33,6 +33,7 @@ from ..learning.train_row import TrainRow
 from ..live import Progress
 from ..policy.critic import CriticKind
 from ..policy.student import Student
+from ..types import JsonObject
 from .critic_data import (
     Example,
     Question,
@@ -196,7 +197,7 @@ def train_critic(
     out: Path,
     progress: Progress,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[CriticNetwork, dict[str, Any]]:
+) -> tuple[CriticNetwork, JsonObject]:
     """Train a critic on the trees of `data`; see the module. Returns the calibrated network and
     what its card says of it; `out` gets metrics.jsonl.
 
@@ -316,7 +317,7 @@ def examples_of(
     return examples
 
 
-def figures_of(kind: CriticKind, validation: HeldOut, test: HeldOut, seed: int) -> dict[str, Any]:
+def figures_of(kind: CriticKind, validation: HeldOut, test: HeldOut, seed: int) -> JsonObject:
     """A calibrated critic's verdict and weight by the validation questions, and its figures on the
     test questions.
     """

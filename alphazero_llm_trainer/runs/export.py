@@ -26,7 +26,7 @@ from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets
 from ..tree.journal import journal_of, read
-from ..types import Observation
+from ..types import JsonObject, Observation
 from .folder import RunFolder
 
 SAMPLE_MANIFEST = "manifest.json"  # of `sample`
@@ -98,7 +98,7 @@ def export_rows(
 
 def read_searched(
     data: Path, any_split: bool = False, texts: bool = False
-) -> Iterator[tuple[dict[str, Any], Tree]]:
+) -> Iterator[tuple[JsonObject, Tree]]:
     """The journal's records that have a tree, with it; one in memory at a time. `texts`: tokens may
     be a server's own.
     """
@@ -117,8 +117,8 @@ def read_searched(
 
 
 def tree_rows(
-    kind: str, records: Iterable[tuple[dict[str, Any], Tree]], every_token: bool
-) -> Iterator[dict[str, Any]]:
+    kind: str, records: Iterable[tuple[JsonObject, Tree]], every_token: bool
+) -> Iterator[JsonObject]:
     """The rows of all trees, with the columns of `kind`."""
     for record, tree in records:
         if kind != "value" and any(tree.seen):
@@ -151,7 +151,7 @@ def tree_rows(
             yield {**common, **{name: getattr(target, name) for name in EXPORT_COLUMNS[kind]}}
 
 
-def right_response(response: Trajectory) -> dict[str, Any]:
+def right_response(response: Trajectory) -> JsonObject:
     """The columns of `sft`."""
     return {
         "completion_ids": response.token_ids,
@@ -162,7 +162,7 @@ def right_response(response: Trajectory) -> dict[str, Any]:
     }
 
 
-def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
+def write_table(rows: Iterator[JsonObject], kind: str, path: Path) -> int:
     """Write rows to a Parquet file; returns how many there are."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -181,7 +181,7 @@ def write_table(rows: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
 # -- rollouts --------------------------------------------------------------------------------------
 
 
-def write_lines(lines: Iterable[dict[str, Any]], path: Path) -> int:
+def write_lines(lines: Iterable[JsonObject], path: Path) -> int:
     """Write each row or episode as a line of JSON; returns how many there are."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
@@ -204,8 +204,8 @@ def earned_in(data: Path) -> Earned:
 
 
 def make_episodes(
-    records: Iterable[tuple[dict[str, Any], Tree]], earned: Earned
-) -> Iterator[dict[str, Any]]:
+    records: Iterable[tuple[JsonObject, Tree]], earned: Earned
+) -> Iterator[JsonObject]:
     """An episode for each tree with a response that `train` learns from, with the advantages that
     its tokens have there.
 
@@ -236,11 +236,11 @@ def response_outcome(response: Trajectory) -> float:
 
 
 def make_episode(
-    record: dict[str, Any],
+    record: JsonObject,
     tree: Tree,
     responses: Sequence[Trajectory],
     advantages: Sequence[Sequence[float]],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a
     response, and a node for the tokens of each rollout outside of the tree. A branch of it is a
     response.
@@ -250,7 +250,7 @@ def make_episode(
     """
     problem, prompt = record["problem"], record["prompt_ids"]
     question = {"role": "user", "content": problem["question"]}
-    nodes: list[dict[str, Any]] = [
+    nodes: list[JsonObject] = [
         {"message": question, "token_ids": prompt, "mask": [False] * len(prompt)}
     ]
     places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace

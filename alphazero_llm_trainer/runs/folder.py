@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
 
 from ..config.load import Config, validate_config
 from ..config.sections import MOST_COUNT
@@ -24,6 +23,7 @@ from ..files import (
     write_json,
     write_whole,
 )
+from ..types import JsonObject
 
 # Keys of before, and the only value with which a run goes on.
 GONE_KEYS = {
@@ -79,11 +79,11 @@ class RunFolder(Folder):
 
     # -- figures -----------------------------------------------------------------------------------
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
+    def append_metrics(self, line: JsonObject) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[JsonObject]:
         """All whole lines; one that a crash cut is left out."""
         return read_lines(self.metrics)
 
@@ -98,7 +98,7 @@ class RunFolder(Folder):
         """The folder of the checkpoint after so many questions; of `sft`, updates."""
         return self.path / f"checkpoint-{done}"
 
-    def newest_checkpoint(self, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
+    def newest_checkpoint(self, say: Callable[[str], None]) -> tuple[Path | None, JsonObject]:
         """The newest checkpoint whose files are what its manifest says, and its facts; (None, {})
         where there is none.
 
@@ -124,7 +124,7 @@ class RunFolder(Folder):
             shutil.rmtree(folder)
 
 
-def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+def write_manifest(folder: Path, facts: JsonObject) -> None:
     """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as
     the last file, once all others are on the disk.
     """
@@ -136,7 +136,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     write_json(folder / MANIFEST, {**facts, "files": files})
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> JsonObject:
     """The facts of a sealed checkpoint. Raises CheckpointError where a file is missing, cut or
     changed.
     """
@@ -154,7 +154,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def file_fingerprint(path: Path) -> dict[str, Any]:
+def file_fingerprint(path: Path) -> JsonObject:
     """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
         return {

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ..eval.greedy import Answers
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..problems.load import rows_hash
 from ..problems.registry import is_gradable
-from ..types import Task
+from ..types import JsonObject, Task
 
 
-def summarise_answers(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
+def summarise_answers(answers: Answers, tasks: Sequence[Task]) -> JsonObject:
     """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each
     problem's result for paired comparisons. With a reward of the user's own its mean, too, each
     problem's, and how many failed; without one the same of the grades, where the source gives
@@ -21,7 +20,7 @@ def summarise_answers(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]
     """
     total, groups = len(answers.first), repeats(tasks)
     gold = any(map(is_gradable, tasks))
-    figures: dict[str, Any] = {
+    figures: JsonObject = {
         "accuracy": asdict(wilson(sum(answers.first), total, len(set(groups)))) if gold else None,
         "problems": total,
         "distinct": len(set(groups)),
@@ -45,7 +44,7 @@ def summarise_answers(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]
 
 def paired_gain(
     before: Sequence[float | None], after: Sequence[float | None], tasks: Sequence[Task]
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """The paired gain with its interval, over the problems that have a number both times; None
     where none has.
     """

@@ -14,10 +14,11 @@ from ..learning.prepared import Prepared
 from ..policy.folders import cached_config, stored_bytes
 from ..problems.load import opening
 from ..problems.registry import open_source
+from ..types import JsonObject
 from .start import start_of
 
 
-def plan_run(prepared: Prepared, folder: Path | None = None) -> dict[str, Any]:
+def plan_run(prepared: Prepared, folder: Path | None = None) -> JsonObject:
     """The facts by name; `folder` is that of a run to go on with, and the facts are of the whole
     run.
     """
@@ -69,7 +70,7 @@ def describe_engine(config: Config) -> str:
     return backend
 
 
-def describe_teachers(config: Config) -> dict[str, Any] | str:
+def describe_teachers(config: Config) -> JsonObject | str:
     """The teachers of a run, their key and their budget."""
     settings = config.teachers
     if config.train.teacher is not None:
@@ -80,7 +81,7 @@ def describe_teachers(config: Config) -> dict[str, Any] | str:
     return {"tier": settings.tier, **tier, "budget": settings.budget.model_dump()}
 
 
-def student_facts(config: Config) -> dict[str, Any]:
+def student_facts(config: Config) -> JsonObject:
     """The student's name, where its weights come from, the bytes of their files (0 where they
     aren't here), in what numbers they are, which are trained, and what it is told first.
     """
@@ -97,7 +98,7 @@ def student_facts(config: Config) -> dict[str, Any]:
     }
 
 
-def tier_facts(spec: Any) -> dict[str, Any]:
+def tier_facts(spec: Any) -> JsonObject:
     """Where a tier of teachers answers, which variable holds its key, and whether that is set."""
     return {
         "place": "in this process" if spec.base_url is None else spec.base_url,

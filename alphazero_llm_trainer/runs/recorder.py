@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ from ..tree.arena import Tree
 from ..tree.extract import endings
 from ..tree.graded import GradedTree
 from ..tree.journal import Journal
-from ..types import Cost, Task
+from ..types import Cost, JsonObject, Task
 from .folder import RunFolder, write_manifest
 from .gain import paired_gain, summarise_answers
 from .progress import show_round, show_tree
@@ -85,7 +84,7 @@ class Recorder:
         track = self.config.train.track if ranks.first else "none"
         self.tracking = Tracking(track, folder.path, self.config.model_dump(mode="json"))
         self.journal: Journal | None = None
-        self.card: dict[str, Any] = {}
+        self.card: JsonObject = {}
         # The best validation score, and after how many rounds.
         self.best: tuple[float, int] | None = None
         self.ends: Counter[str] = Counter()
@@ -172,7 +171,7 @@ class Recorder:
         if not open_source(self.config).plays:
             self.ends += endings(tree)
 
-    def new_card(self) -> dict[str, Any]:
+    def new_card(self) -> JsonObject:
         """What run.json says from the beginning."""
         config = self.config
         return {
@@ -256,7 +255,7 @@ class Recorder:
                 self.folder.keep_newest(folder, count)
         self.since = time.perf_counter()
 
-    def write_metrics(self, line: dict[str, Any]) -> None:
+    def write_metrics(self, line: JsonObject) -> None:
         """Add a line to metrics.jsonl and the tracker."""
         self.folder.append_metrics(line)
         self.tracking.log(line, self.questions_asked(line["round"] + 1))
@@ -285,7 +284,7 @@ class Recorder:
             stop=None if doing == VALIDATION or self.ranks.size > 1 else self.stop,
         )
 
-    def measure_test(self, when: str) -> dict[str, Any]:
+    def measure_test(self, when: str) -> JsonObject:
         """The test problems' results, "before" or "after" training."""
         answers = self.evaluate(self.prepared.test, f"held-out problems {when} training")
         return summarise_answers(answers, self.prepared.test)
@@ -327,7 +326,7 @@ class Recorder:
 
     # -- after the rounds --------------------------------------------------------------------------
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonObject:
         """Take the best weights, evaluate them on the test problems once, write everything. Returns
         the run's card.
         """

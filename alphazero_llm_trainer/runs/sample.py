@@ -7,13 +7,12 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from ..config.objects import hash_code
 from ..errors import DataError, reason_of
 from ..files import Folder
 from ..live import Progress
-from ..types import Cost
+from ..types import Cost, JsonObject
 from .sample_folder import SampleFolder
 from .summary import Summary
 from .worker import FATAL, SampleJob
@@ -22,7 +21,7 @@ from .workers import InProcess, OnRay, StopAsked
 QUESTION_ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 
 
-def job_identity(job: SampleJob) -> dict[str, Any]:
+def job_identity(job: SampleJob) -> JsonObject:
     """What decides the trees. Pacing (how many at once, where they run) is left out: it may
     change.
     """

@@ -11,7 +11,7 @@ from ..errors import ConfigError, DataError
 from ..files import Folder
 from ..problems.load import rows_hash
 from ..tree.journal import JOURNAL, Journal
-from ..types import Task
+from ..types import JsonObject, Task
 
 FOLDER_FORMAT = 3
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
@@ -86,7 +86,7 @@ class SampleFolder(Folder):
         """Those of `keys` that have no tree and were not set aside."""
         return [key for key in keys if key not in self.journal and key not in self.aside]
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: JsonObject) -> None:
         """Append a record."""
         self.journal.append(record)
         if len(self.journal) % SYNC_TREES == 0:

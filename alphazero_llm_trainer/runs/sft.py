@@ -38,7 +38,7 @@ from ..problems.registry import open_source, source_of
 from ..problems.source import Source
 from ..problems.tokenizer import build_tokenizer
 from ..rewards.demonstrations import work_out
-from ..types import Opening, Task
+from ..types import JsonObject, Opening, Task
 from .fit import Course, FiguresLine, Kept, fit, plan_updates
 from .saving import save_student
 
@@ -59,7 +59,7 @@ def supervise_student(
     out: Path,
     scratch: bool,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Train on worked solutions of `problems.source`, write the student's folder and return its
     manifest.
 
@@ -79,7 +79,7 @@ def supervise_student(
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", config.train.eval_size)
-    facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
+    facts: JsonObject = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
 
     def measure(tasks: list[Task], doing: str, **sampling: Any) -> list[list[bool]]:
         limit = config.search.max_tokens
@@ -208,7 +208,7 @@ def worked_solutions(config: Config, source: Source) -> list[Task]:
     return demonstrations
 
 
-def right_share(correct: Sequence[list[bool]]) -> dict[str, Any]:
+def right_share(correct: Sequence[list[bool]]) -> JsonObject:
     """How many problems there are, and the share with a right answer, with its interval."""
     return {"problems": len(correct), **asdict(wilson(sum(map(any, correct)), len(correct)))}
 

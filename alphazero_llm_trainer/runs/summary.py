@@ -13,7 +13,7 @@ from ..live import last_tree, show_duration
 from ..tree.arena import Tree
 from ..tree.extract import endings, trajectories
 from ..tree.graded import FAILED, FAILED_REWARD
-from ..types import Cost
+from ..types import Cost, JsonObject
 
 SUMMARY_LINES = (
     32  # questions: a server that refuses them before any answer refuses all; refusals are quick
@@ -35,7 +35,7 @@ class Summary:
     questions: int = 0
     status: str = "stopped"
     trees: int = 0
-    set_aside: list[dict[str, Any]] = field(default_factory=list)
+    set_aside: list[JsonObject] = field(default_factory=list)
     session_trees: int = 0
     skipped: int = 0
     responses: int = 0
@@ -92,6 +92,6 @@ class Summary:
             lines.append(f"the teachers charged ${dollars:.4f}")
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain figures: all but `trees` and `set_aside` are this session's."""
         return {**asdict(self), "ends": dict(self.ends), "set_aside": len(self.set_aside)}

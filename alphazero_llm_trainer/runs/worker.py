@@ -22,7 +22,7 @@ from ..learning.methods.by_name import method_of
 from ..policy.chat import check_prompts
 from ..problems.load import SERVER_TOKENS, opening, with_context
 from ..rewards.perplexity import Perplexity
-from ..types import Cost, Task
+from ..types import Cost, JsonObject, Task
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +67,17 @@ class Worker:
 
     def __init__(self, job: SampleJob) -> None:
         self.job, self.config, self.process = job, job.config, uuid4().hex
-        self.policy: dict[str, Any] = {}
+        self.policy: JsonObject = {}
         self._loading = asyncio.Lock()
 
-    async def load(self) -> dict[str, Any]:
+    async def load(self) -> JsonObject:
         """`open` where that wasn't done, in a thread: what is loaded may start an event loop of its
         own.
         """
         async with self._loading:
             return self.policy or await asyncio.to_thread(self.open)
 
-    def open(self) -> dict[str, Any]:
+    def open(self) -> JsonObject:
         """Load the policy. Returns its name, version and fingerprint, and the hashes of the value
         network's weights.
 
@@ -117,12 +117,12 @@ class Worker:
         }
         return self.policy
 
-    async def search(self, policy: dict[str, Any], task: Task) -> SearchOutcome:
+    async def search(self, policy: JsonObject, task: Task) -> SearchOutcome:
         """The question's outcome. A student other than the run's `policy` is a failure, and so is
         no tree after `job.seconds`.
         """
         key, seed = task.problem.id, self.config.seed
-        result: dict[str, Any] | Exception | None = None
+        result: JsonObject | Exception | None = None
         try:
             if await self.load() != policy:
                 raise ConfigError(

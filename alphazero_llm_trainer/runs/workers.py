@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, reason_of
-from ..types import Task
+from ..types import JsonObject, Task
 from .worker import SampleJob, SearchOutcome, Worker
 
 START_SECONDS = 300.0  # how long workers may take to load
@@ -30,7 +30,7 @@ class InProcess:
     def __init__(self, job: SampleJob, folder: Path) -> None:
         self.worker, self.folder, self.runner = Worker(job), folder, asyncio.Runner()
 
-    def open(self) -> dict[str, Any]:
+    def open(self) -> JsonObject:
         """Load the policy; see `Worker.open`."""
         self.policy = self.worker.open()
         self.worker.collector.keep_ledgers(self.folder)
@@ -81,7 +81,7 @@ class OnRay:
         job = replace(job, config=config, tasks=())
         self.actors: list[Any] = [actor.remote(job) for _ in range(job.workers)]
 
-    def open(self) -> dict[str, Any]:
+    def open(self) -> JsonObject:
         """As `InProcess.open`. Raises ConfigError where the cluster has no room for the workers."""
         import ray
 

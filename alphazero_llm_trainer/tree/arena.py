@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from ..types import STUDENT, Direction, RewardParts, Step
+from ..types import STUDENT, Direction, JsonObject, RewardParts, Step, TokenIds
 from .columns import COLUMNS, UNSET, Rollout, SavedColumns
 
 ROOT = 0
@@ -58,7 +57,7 @@ class Tree(SavedColumns):
             f"Tree({len(self):,} nodes, {len(self.simulations):,} simulations, {ended:,} responses)"
         )
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """One row a node, for a table such as `pandas.DataFrame(tree.rows())`: its columns, depth
         and mean value `Q`, None where it has no visit.
         """
@@ -181,14 +180,14 @@ class Tree(SavedColumns):
             self.virtual[node] += count
             node = self.parent[node]
 
-    def sink_rollouts(self, text: Callable[[tuple[int, ...]], str]) -> None:
+    def sink_rollouts(self, text: Callable[[TokenIds], str]) -> None:
         """Move every rollout down to the deepest node whose tokens it begins with, and merge equal
         ones.
 
         A response that was rolled out from above passed through that node all the same. `text`
         decodes token ids.
         """
-        sunk: dict[tuple[int, tuple[int, ...]], Rollout] = {}
+        sunk: dict[tuple[int, TokenIds], Rollout] = {}
         for rollout in self.rollouts:
             node, at, ids = rollout.node, 0, rollout.token_ids
             while at < len(ids):
@@ -266,7 +265,7 @@ class Tree(SavedColumns):
         """A node's own step."""
         return Step(self.token_ids[node], self.logprobs[node], self.text[node], self.seen[node])
 
-    def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def sequence(self, node: int) -> tuple[TokenIds, tuple[float, ...]]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""
         ids: list[int] = []
         logprobs: list[float] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..errors import DataError
-from ..types import STUDENT, Direction, Observation
+from ..types import STUDENT, Direction, JsonObject, Observation, TokenIds
 
 FORMAT = 3
 WITHOUT_TURNS = 2  # of a tree without turns
@@ -41,7 +41,7 @@ class Rollout:
     """
 
     node: int
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
     text: str
     verdict: str
@@ -63,7 +63,7 @@ class Columns:
     """What a tree has of each node, by its number."""
 
     parent: list[int]  # index of the parent; -1 for the root
-    token_ids: list[tuple[int, ...]]  # the step's token ids
+    token_ids: list[TokenIds]  # the step's token ids
     # Nats, under the policy that sampled them (a teacher's step: under the student).
     logprobs: list[tuple[float, ...]]
     text: list[str]  # what the drawn tokens decode to
@@ -105,9 +105,9 @@ class SavedColumns(Columns):
     simulations: list[tuple[int, int, int]]
     discount: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain columns, ready for JSON."""
-        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in COLUMNS}
+        columns: JsonObject = {name: list(getattr(self, name)) for name in COLUMNS}
         for name in OPTIONAL:
             if any(value != UNSET[name] for value in getattr(self, name)):
                 columns[name] = list(getattr(self, name))

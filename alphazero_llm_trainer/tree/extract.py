@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT, Step, drawn_mask, world_mask
+from ..types import STUDENT, Step, TokenIds, drawn_mask, world_mask
 from .arena import REJECTED, ROOT, WHOLE, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -61,7 +61,7 @@ class Trajectory:
     world gave, and () says that all were drawn.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
     nodes: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -87,7 +87,7 @@ class Trajectory:
 
 def trajectories(tree: Tree) -> list[Trajectory]:
     """All different finished responses; those without a token (an empty answer) are left out."""
-    distinct: dict[tuple[int, ...], Trajectory] = {}
+    distinct: dict[TokenIds, Trajectory] = {}
     for end in tree.finished():
         nodes, (ids, logprobs) = tree.path(end.node), tree.sequence(end.node)
         token_ids, samples = ids + end.token_ids, max(end.samples, 1)
@@ -232,9 +232,7 @@ def turn_values(
 # -- outcomes --------------------------------------------------------------------------------------
 
 
-def graded(
-    tree: Tree, correctness: bool = False
-) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
+def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, TokenIds, int, float]]:
     """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome
     in [0, 1]).
 
@@ -262,9 +260,9 @@ def outcomes(tree: Tree, correctness: bool = False) -> tuple[list[int], list[flo
     return counts, sums
 
 
-def prefixes(tree: Tree) -> list[tuple[int, ...]]:
+def prefixes(tree: Tree) -> list[TokenIds]:
     """For each node, the response's tokens down to it and its own included."""
-    paths: list[tuple[int, ...]] = [()]
+    paths: list[TokenIds] = [()]
     for node in range(1, len(tree)):
         paths.append(paths[tree.parent[node]] + tuple(tree.token_ids[node]))
     return paths
@@ -284,7 +282,7 @@ class ValueTarget:
     """
 
     node: int
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     target: float
     weight: int
     square: float
@@ -300,9 +298,9 @@ class StepPreference:
     outcomes, `count` the smaller of the two numbers of responses behind them.
     """
 
-    prefix_ids: tuple[int, ...]
-    chosen_ids: tuple[int, ...]
-    rejected_ids: tuple[int, ...]
+    prefix_ids: TokenIds
+    chosen_ids: TokenIds
+    rejected_ids: TokenIds
     margin: float
     count: int
 
@@ -319,7 +317,7 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
     paths = prefixes(tree)
     # By the state, a node or a prefix: its node, its tokens; count, sum of outcomes, sum of their
     # squares.
-    states: dict[int | tuple[int, ...], tuple[int, tuple[int, ...], list[float]]] = {}
+    states: dict[int | TokenIds, tuple[int, TokenIds, list[float]]] = {}
     for end, rest, count, outcome in graded(tree):
         whole, nodes = paths[end] + rest, [ROOT, *tree.path(end)]
         if every_token:

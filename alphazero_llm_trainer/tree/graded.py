@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DataError
-from ..types import Cost, Problem, Task
+from ..types import Cost, JsonObject, Problem, Task, TokenIds
 from .arena import Tree
 from .extract import Trajectory, trajectories
 
@@ -34,7 +34,7 @@ class GradedTree:
     ended_by: str
     flat_at_first: bool
     extensions: int
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: TokenIds = ()
     policy_version: int = 0
     saved: int = 0
 
@@ -52,7 +52,7 @@ class GradedTree:
             else None
         )
 
-    def record(self, **more: Any) -> dict[str, Any]:
+    def record(self, **more: Any) -> JsonObject:
         """The journal line."""
         return tree_record(
             self.key,
@@ -103,7 +103,7 @@ def tree_record(
     extensions: int = 0,
     saved: int = 0,
     **more: Any,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The journal line of a finished search, graded or not: the fields of `GradedTree`, `more`
     before its tree.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..files import near_folder, parse_json, sync_path
+from ..types import JsonObject
 
 JOURNAL = "journal.jsonl"
 
@@ -36,7 +37,7 @@ class Journal(Mapping[str, dict[str, Any]]):
         # key -> where its line begins, in bytes
         self._places = {record["key"]: place for place, record in placed(path)}
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: JsonObject) -> None:
         """Write a record with a new `key` and hand it to the operating system, so that a killed
         process keeps it.
         """
@@ -77,7 +78,7 @@ class Journal(Mapping[str, dict[str, Any]]):
             with suppress(OSError):
                 self._file.close()
 
-    def __getitem__(self, key: str) -> dict[str, Any]:
+    def __getitem__(self, key: str) -> JsonObject:
         return record_at(self.path, self._places[key])
 
     def __contains__(self, key: object) -> bool:
@@ -90,14 +91,14 @@ class Journal(Mapping[str, dict[str, Any]]):
         return len(self._places)
 
 
-def record_at(path: Path, place: int) -> dict[str, Any]:
+def record_at(path: Path, place: int) -> JsonObject:
     """The record whose line begins at byte `place` of a journal."""
     with path.open("rb") as file:
         file.seek(place)
         return parse(path, f"at byte {place:,}", file.readline())
 
 
-def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
+def parse(path: Path, where: str, line: bytes) -> JsonObject:
     """One journal line as a record; `where` it is in the file is for messages."""
     try:
         record = parse_json(line)
@@ -113,7 +114,7 @@ def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
     return record
 
 
-def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def placed(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """`read`, each record with the byte at which its line begins: `record_at` reads it again."""
     place = 0
     with path.open("rb") as file:
@@ -123,7 +124,7 @@ def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             place += len(line)
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path) -> Iterator[JsonObject]:
     """The records of a journal, without changing it; a half-written last line is left out.
 
     Raises DataError for a line that is no record.

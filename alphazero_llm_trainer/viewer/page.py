@@ -19,6 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from ..types import JsonObject
 from .record import page_payload, record_row
 
 ASSETS = Path(__file__).parent / "assets"
@@ -48,7 +49,7 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
     Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees
     before smaller ones. In memory are the rows, the embedded trees (`PAGE_BYTES`) and one record.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     kept: list[tuple[tuple[int, int, int], str]] = []  # a heap: the least interesting first
     size = 0
     for number, record in enumerate(records):
@@ -113,7 +114,7 @@ def rank_row(line: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _fill_page(
-    title: str, facts: dict[str, Any], trees: Mapping[int, str], form: str = "", more: str = ""
+    title: str, facts: JsonObject, trees: Mapping[int, str], form: str = "", more: str = ""
 ) -> str:
     # One function around all scripts: they share names with each other and nothing with the page.
     script = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..grading.answers import extract, normalize
-from ..types import token_text
+from ..types import JsonObject, token_text
 
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.
@@ -100,7 +100,7 @@ def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def choice_of(record: Mapping[str, Any]) -> dict[str, Any]:
+def choice_of(record: Mapping[str, Any]) -> JsonObject:
     """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or
     what was served.
     """
@@ -128,7 +128,7 @@ def token_pieces(
     return {str(token): known[token] for token in sorted(used)}
 
 
-def record_responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def record_responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, JsonObject]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected,
     then rollouts.
     """
@@ -172,7 +172,7 @@ def known_outcome(outcome: float | None, hre: float | None) -> float | None:
     return hre if outcome is None else outcome
 
 
-def named_rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+def named_rollouts(tree: Mapping[str, Any]) -> list[JsonObject]:
     """The tree's rollouts by name."""
     return [dict(zip(ROLLOUT, row, strict=False)) for row in tree["rollouts"]]
 
@@ -242,12 +242,12 @@ def describe_outcome(ended_by: str, right: int, samples: int, graded: int) -> st
     return "right" if right == samples else "mixed" if right else "wrong"
 
 
-def page_payload(record: Mapping[str, Any]) -> dict[str, Any]:
+def page_payload(record: Mapping[str, Any]) -> JsonObject:
     """What the page draws of one record: its columns with log-probabilities rounded, the choice,
     the cost.
     """
     tree = record["tree"]
-    drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
+    drawn: JsonObject = {name: tree[name] for name in DRAWN}
     drawn["logprobs"] = [_round_logprobs(values) for values in tree["logprobs"]]
     drawn["rollouts"] = [
         {**rollout, "logprobs": _round_logprobs(rollout["logprobs"])}

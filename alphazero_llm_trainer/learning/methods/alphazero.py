@@ -35,7 +35,7 @@ from ...policy.states import States, ranking_of
 from ...tree.arena import REJECTED, ROOT, Tree
 from ...tree.extract import OUTSIDE
 from ...tree.graded import GradedTree
-from ...types import world_mask
+from ...types import TokenIds, world_mask
 from ..rows import GoodRows
 from ..stats import RoundStats
 from ..train_row import Minibatches, TrainRow
@@ -224,7 +224,7 @@ def step_targets(tree: Tree, way: Sequence[int], credit: str) -> dict[int, float
 
 def branch_rows(
     tree: Tree,
-    prompt: tuple[int, ...],
+    prompt: TokenIds,
     pi: Mapping[int, float],
     targets: Mapping[int, float],
     indices: Any,
