@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .errors import CheckpointError, ConfigError, DataError, suggest_nearest
-from .types import JsonObject
+from .types import Facts, JsonObject
 
 LOCK = ".lock"
 
@@ -171,10 +171,10 @@ class Folder:
             )
         return card
 
-    def write_card(self, card: Mapping[str, Any]) -> None:
+    def write_card(self, card: Facts) -> None:
         write_json(self.card, card)
 
-    def check_same(self, had: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    def check_same(self, had: Facts, asked: Facts) -> None:
         """Raise ConfigError for the first key of `asked`, nested or dotted, that was begun
         otherwise: what it `had`.
         """
@@ -264,7 +264,7 @@ def near_folder(path: Path, otherwise: str) -> str:
     return suggest_nearest(str(path), beside, otherwise, lambda name: Path(name).name)
 
 
-def flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_keys(values: Facts, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, plain value) of nested mappings."""
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -31,6 +31,7 @@ BEAT = (
 POLL = 0.25  # seconds between two looks at `stop`
 
 T = TypeVar("T")
+StopAsked = Callable[[], bool]
 
 
 # What a function may raise and no future can carry: its caller would wait for ever, or end.
@@ -82,7 +83,7 @@ async def in_thread(function: Callable[..., T], *given: Any) -> T:
     return await asyncio.to_thread(call)
 
 
-def run_until(stop: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T:
+def run_until(stop: StopAsked, work: Coroutine[Any, Any, T]) -> T:
     """What `asyncio.run(work)` gives; `work` is cancelled soon after `stop` is true. Raises
     StoppedError then.
     """

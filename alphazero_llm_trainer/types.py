@@ -9,7 +9,9 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 JsonObject = dict[str, Any]
+Facts = Mapping[str, Any]  # names and values that are read alone
 TokenIds = tuple[int, ...]  # of a sequence
+Logprobs = tuple[float, ...]  # of a sequence's tokens (nats)
 TokenPairs = tuple[tuple[int, float], ...]  # tokens with their log-probabilities (nats)
 
 
@@ -63,7 +65,7 @@ class Task:
     gold: str
     solution: str | None = None
     others: tuple[str, ...] = ()
-    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    row: Facts = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class ToolCall(NamedTuple):
     """
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Facts
     error: str | None = None
 
 
@@ -153,8 +155,8 @@ class Step:
     to, line end included. `seen` is a world's answer, whose tokens come last.
     """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: TokenIds
+    logprobs: Logprobs
     text: str
     seen: Observation | None = None
 
@@ -171,13 +173,16 @@ class Step:
         return len(self.token_ids) - (0 if self.seen is None else self.seen.tokens)
 
 
+Steps = Sequence[Step]  # of a response, or of a part of one
+
+
 def token_text(decode: Callable[[Sequence[int]], str], token: int) -> str:
     """What a token adds to the text of another one: its leading space is kept."""
     alone, twice = decode([token]), decode([token, token])
     return twice[len(alone) :] if twice.startswith(alone) else alone
 
 
-def ids_of(steps: Iterable[Step]) -> tuple[int, ...]:
+def ids_of(steps: Iterable[Step]) -> TokenIds:
     """The token ids of `steps`, one after the other `[T]`."""
     return tuple(token for step in steps for token in step.token_ids)
 
@@ -187,12 +192,12 @@ def text_of(steps: Iterable[Step]) -> str:
     return "".join(step.text for step in steps)
 
 
-def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
+def logprobs_of(steps: Iterable[Step]) -> Logprobs:
     """The log-probabilities of the tokens of `steps`, one after the other `[T]`: 0 of given ones."""
     return tuple(value for step in steps for value in step.logprobs)
 
 
-def drawn_logprobs(steps: Iterable[Step]) -> tuple[float, ...]:
+def drawn_logprobs(steps: Iterable[Step]) -> Logprobs:
     """The log-probabilities of the drawn tokens of `steps` alone, one after the other."""
     return tuple(value for step in steps for value in step.logprobs[: step.drawn])
 
@@ -202,7 +207,7 @@ def drawn_mask(steps: Iterable[Step]) -> tuple[bool, ...]:
     return tuple(at < step.drawn for step in steps for at in range(len(step.token_ids)))
 
 
-def world_mask(steps: Sequence[Step]) -> tuple[bool, ...]:
+def world_mask(steps: Steps) -> tuple[bool, ...]:
     """`drawn_mask` of turns in a world; () of steps that no world answered."""
     return drawn_mask(steps) if any(step.seen for step in steps) else ()
 
@@ -227,10 +232,10 @@ class Continuation:
     checked: bool = False
     cut: bool = False
     why: str | None = None
-    tempered: tuple[float, ...] | None = None
+    tempered: Logprobs | None = None
 
     @property
-    def drawn(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def drawn(self) -> tuple[TokenIds, Logprobs]:
         """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which
         leave it out.
         """
@@ -275,7 +280,7 @@ class Cost:
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON; what only worlds cost is there where there was one."""
         own = asdict(self)
         return own if self.turns else {name: own[name] for name in own if name not in OF_WORLDS}

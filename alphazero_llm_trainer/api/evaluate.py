@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..config.load import Config, check_read, load_answering
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
 from ..eval.results import EvalFolder
-from ..live import Progress, Stop, StoppedError
+from ..live import Progress, Stop, StopAsked, StoppedError
 from ..problems.source import Source
 from ..report.eval_page import EvaluationTable, evaluation_text, warn_missing
 from ..report.folder_page import write_report
@@ -147,7 +147,7 @@ def run_evaluation(
     resume: bool,
     command: str,
     progress: Progress,
-    stop: Callable[[], bool],
+    stop: StopAsked,
 ) -> Table:
     """`evaluate` with a whole configuration: the cells, then results.json, the tables and the page,
     in `out`.

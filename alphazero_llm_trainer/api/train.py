@@ -12,7 +12,7 @@ from ..config.load import Config, nest_key, resolve_name, user_layers
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import flatten_keys
-from ..live import Progress, Stop, StoppedError
+from ..live import Progress, Stop, StopAsked, StoppedError
 from ..problems.registry import UnknownSourceError, open_source
 from ..rewards.custom import in_memory
 from ..runs.folder import RunFolder
@@ -204,7 +204,7 @@ def run_training(
     folder: RunFolder | None,
     resume: bool,
     progress: Progress,
-    stop: Callable[[], bool],
+    stop: StopAsked,
     loading: Callable[[], None] = lambda: None,
 ) -> TrainingRun:
     """`train` with a whole configuration: check it, load, then run in `folder` (None: the next of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..engine.completions import all_or_none
 from ..engine.protocol import StepPolicy, Wanted
-from ..types import Continuation, Cost, Problem, Step, TokenIds, text_of
+from ..types import Continuation, Cost, Facts, Problem, Steps, TokenIds, text_of
 
 
 class ServedSteps(StepPolicy):
@@ -27,7 +27,7 @@ class ServedSteps(StepPolicy):
         return ()
 
     async def draw(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+        self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """The samples, side by side.
 
@@ -41,17 +41,17 @@ class ServedSteps(StepPolicy):
         return await all_or_none([self.sample(problem, steps, one, cost) for one in each]), cost
 
     @abstractmethod
-    async def greet(self, steps: Sequence[Step]) -> None:
+    async def greet(self, steps: Steps) -> None:
         """Find out, once, what has to be known of the server to go on from `steps`."""
 
     @abstractmethod
     async def sample(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
+        self, problem: Problem, steps: Steps, wanted: Wanted, cost: Cost
     ) -> Continuation:
         """One continuation of `steps`, whose cost is added to `cost`."""
 
 
-def chat_of(opening: Sequence[Mapping[str, Any]], steps: Sequence[Step]) -> list[Any]:
+def chat_of(opening: Sequence[Facts], steps: Steps) -> list[Any]:
     """The messages that ask a question, and the steps so far in one assistant's message."""
     begun = [{"role": "assistant", "content": text_of(steps)}] if steps else []
     return [*opening, *begun]

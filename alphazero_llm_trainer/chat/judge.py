@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.sections import JudgeConfig, TeacherModel, TeachersConfig
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError, RewardError
-from ..types import Problem, Step, TokenIds
+from ..types import Problem, Steps, TokenIds
 from .answer import UNUSABLE, CallError
 from .client import ChatClient, Endpoint
 
@@ -76,9 +75,7 @@ class Judge:
             raise
         return float(scores[-1])
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.
         """

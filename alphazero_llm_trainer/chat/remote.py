@@ -29,6 +29,7 @@ from ..types import (
     Opening,
     Problem,
     Step,
+    Steps,
     TokenIds,
     text_of,
 )
@@ -230,12 +231,12 @@ class RemoteSteps(ServedSteps):
         self.student, self.temperature = student, temperature
         self.silent: Counter[str] = Counter()  # by problem: replies in a row that say nothing
 
-    async def greet(self, steps: Sequence[Step]) -> None:
+    async def greet(self, steps: Steps) -> None:
         """Learn once what the server can do, by two requests of one token."""
         await self.student.engine.server.greet()
 
     async def draw(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+        self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """The samples, side by side. Samples that say nothing are counted."""
         drawn, cost = await super().draw(problem, steps, wanted)
@@ -255,7 +256,7 @@ class RemoteSteps(ServedSteps):
             raise RequestError(f"the server sent {MOST_SILENT} {SILENCES[why]} in a row")
 
     async def sample(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
+        self, problem: Problem, steps: Steps, wanted: Wanted, cost: Cost
     ) -> Continuation:
         """One continuation of `steps`, whose cost is added to `cost`."""
         student, before, limits = self.student, text_of(steps), wanted.limits
@@ -372,7 +373,7 @@ class RemoteSteps(ServedSteps):
         return tuple(steps)
 
     async def read_step(
-        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+        self, problem: Problem, steps: Steps, text: str, ended: bool
     ) -> tuple[Step, Cost]:
         """The text as it stands."""
         [step] = self._steps([text], (), ended)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.sections import ADDRESS, OpenaiConfig, TeacherModel
 from ..errors import ConfigError, EngineError, RequestError, reason_of
-from ..types import Cost, JsonObject, in_first_question
+from ..types import Cost, Facts, JsonObject, in_first_question
 from .reply import DONE, BrokenOff, Part, Sampled, clean_words, read_events
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ class Asking:
     def __init__(self) -> None:
         self.left_out: set[str] = set()  # a temperature with its value: others may be taken
 
-    async def __call__(
-        self, call: Callable[[JsonObject], Awaitable[T]], request: Mapping[str, Any]
-    ) -> T:
+    async def __call__(self, call: Callable[[JsonObject], Awaitable[T]], request: Facts) -> T:
         """The answer to a request, asked again without what is refused of it. What made it pass is
         remembered. Raises the errors of `call`.
         """
@@ -96,7 +94,7 @@ class Asking:
                 return answer
 
 
-def leave_out(request: Mapping[str, Any], left_out: Collection[str]) -> JsonObject:
+def leave_out(request: Facts, left_out: Collection[str]) -> JsonObject:
     """A request without what is left out of it: a limit by its other name, and a system prompt
     before the first question.
     """
@@ -115,7 +113,7 @@ def name_parameter(key: str, value: Any) -> str:
     return f"{key} {value:g}" if key == "temperature" else key
 
 
-def refused_of(request: Mapping[str, Any], words: str) -> str | None:
+def refused_of(request: Facts, words: str) -> str | None:
     """The part that a server's words refuse and that a request can do without, or None."""
     if request["messages"][0]["role"] == "system" and NO_SYSTEM.search(words):
         return SYSTEM

@@ -8,11 +8,11 @@ special tokens: some forms are made of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError
-from ..types import JsonObject, Said, ToolCall
+from ..types import Facts, JsonObject, Said, ToolCall
 
 
 class CallForm(NamedTuple):
@@ -85,7 +85,7 @@ def as_call(found: Any, form: CallForm) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def read_line(line: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+def read_line(line: str, tools: Sequence[Facts]) -> Said:
     """A line of a student without a chat template: `NAME: VALUE` calls the tool of that name, with
     a JSON object, or with the value of its only parameter. Any other line is text.
     """
@@ -137,7 +137,7 @@ def as_message(said: Said) -> JsonObject:
     return {"role": "assistant", "content": said.text, **({"tool_calls": calls} if calls else {})}
 
 
-def render_turn(said: Said, before: Sequence[Mapping[str, Any]], render: Render) -> str:
+def render_turn(said: Said, before: Sequence[Facts], render: Render) -> str:
     """What a model writes that says this turn after the messages `before`: the template's own text,
     up to the turn's end. Raises ConfigError where the template changes what stands before it.
     """

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -33,7 +33,7 @@ from ..errors import (
     suggest_nearest,
 )
 from ..files import flatten_keys, storage_failure
-from ..types import JsonObject
+from ..types import Facts, JsonObject
 
 if TYPE_CHECKING:  # `--help` needs neither pydantic nor rich
     from ..config.load import Config
@@ -191,7 +191,7 @@ def printing_json() -> Iterator[None]:
         sys.stdout.writelines(f"{text}\n" for text in held)
 
 
-def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
+def print_facts(facts: Facts, as_json: bool) -> None:
     """Facts by name on standard output: as JSON, or as YAML for people."""
     print_json(facts) if as_json else print(
         yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120).rstrip()

@@ -22,7 +22,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from ..errors import ConfigError, suggest_nearest
 from ..files import flatten_keys
-from ..types import JsonObject
+from ..types import Facts, JsonObject
 from .refusals import name_value, refuse_conflicts, split_condition
 from .sections import (
     SEARCHES,
@@ -176,9 +176,9 @@ def parse_override(text: str) -> JsonObject:
 
 def load_config(
     path: str | Path | None = None,
-    overrides: Iterable[str | Mapping[str, Any]] = (),
+    overrides: Iterable[str | Facts] = (),
     recipe: str | None = None,
-    base: Mapping[str, Any] = MappingProxyType({}),
+    base: Facts = MappingProxyType({}),
 ) -> Config:
     """The resolved configuration.
 
@@ -218,7 +218,7 @@ def read_problems(**settings: Any) -> ProblemsConfig:
     return load_config(overrides=[{"problems": settings}]).problems
 
 
-def beneath_edits(recipe: Mapping[str, Any], merged: Mapping[str, Any]) -> JsonObject:
+def beneath_edits(recipe: Facts, merged: Facts) -> JsonObject:
     """`merged` with a recipe's values, but for those keys of training.yaml and models.yaml that
     don't have the value they came with: that is the user's, and stays. A shape is the user's as a
     whole.
@@ -275,9 +275,7 @@ def other_reader(config: Config, facts: Mapping[str, str], condition: str) -> st
 READ_BY_ALL = ("engine.", "search.")
 
 
-def user_layers(
-    path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+def user_layers(path: str | Path | None, overrides: Iterable[str | Facts]) -> list[Facts]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
     first = [] if path is None else [read_yaml(named_file(Path(path)))]
     return [
@@ -287,7 +285,7 @@ def user_layers(
 
 def load_answering(
     path: str | Path | None = None,
-    overrides: Iterable[str | Mapping[str, Any]] = (),
+    overrides: Iterable[str | Facts] = (),
     guided: bool = False,
 ) -> Config:
     """`load_config` for what answers and learns nothing: it draws at the student's own
@@ -299,9 +297,7 @@ def load_answering(
 GUIDED_SEARCH = {"search": {"rollout": "none", "select": "puct"}}
 
 
-def load_training(
-    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
-) -> Config:
+def load_training(path: str | Path | None = None, overrides: Iterable[str | Facts] = ()) -> Config:
     """`load_config` over the recipe of the method that is given as `train.method`; where none is,
     of expert iteration.
     """
@@ -311,7 +307,7 @@ def load_training(
     return load_config(path, overrides, recipe_of(load_config(None, layers).train.method))
 
 
-def validate_config(raw: Mapping[str, Any]) -> Config:
+def validate_config(raw: Facts) -> Config:
     """`raw` as a Config, or ConfigError for the first field that is wrong."""
     if not isinstance(raw, Mapping):
         raise ConfigError(
@@ -351,7 +347,7 @@ def limits_of(config: Config) -> dict[str, Any]:
     return own
 
 
-def with_limits(config: Config, asked: Mapping[str, Any]) -> Config:
+def with_limits(config: Config, asked: Facts) -> Config:
     """`config` with `limits_of` it, where `asked`, the section `search` as it was written, gives
     null.
     """

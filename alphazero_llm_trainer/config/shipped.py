@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, suggest_nearest
-from ..types import JsonObject, TokenIds
+from ..types import Facts, JsonObject, TokenIds
 
 
 # libyaml is seven times faster.
@@ -147,7 +147,7 @@ def read_yaml(path: Path) -> JsonObject:
     return loaded
 
 
-def merge_mappings(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> JsonObject:
+def merge_mappings(base: Facts, over: Facts, place: str = "") -> JsonObject:
     """`base` with `over` on top; mappings merge, everything else is replaced. `place` is where they
     are, for messages.
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..errors import EngineError
-from ..types import Cost, JsonObject, TokenIds, TokenPairs
+from ..types import Cost, JsonObject, Logprobs, TokenIds, TokenPairs
 from .admission import Capabilities
 from .background import LoopThread
 from .device import context_of, text_config
@@ -65,7 +65,7 @@ class Answer:
     """
 
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Logprobs
     top: tuple[TokenPairs, ...]
     cached: int = 0
     scores: tuple[float | None, ...] = ()

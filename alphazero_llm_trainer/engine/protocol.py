@@ -17,8 +17,10 @@ from ..types import (
     Cost,
     Direction,
     JsonObject,
+    Logprobs,
     Problem,
     Step,
+    Steps,
     TokenIds,
     TokenPairs,
     text_of,
@@ -79,11 +81,11 @@ class Generated:
     """
 
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Logprobs
     finish: str
     top: tuple[TokenPairs, ...] | None = None
     cached_tokens: int = 0
-    tempered: tuple[float, ...] | None = None
+    tempered: Logprobs | None = None
 
 
 class Sample(Protocol):
@@ -318,9 +320,7 @@ class Verifier(Protocol):
     @property
     def scored_tokens(self) -> int: ...
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.
 
@@ -393,7 +393,7 @@ class StepPolicy(ABC):
     async def continuations(
         self,
         problem: Problem,
-        steps: Sequence[Step],
+        steps: Steps,
         n: int,
         seed: int,
         limits: Limits,
@@ -412,12 +412,12 @@ class StepPolicy(ABC):
 
     @abstractmethod
     async def draw(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+        self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """What is `wanted` after `steps`, as `continuations` tells it, and what that cost."""
 
     async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+        self, problem: Problem, steps: Steps, text: str, source: str, direction: Direction
     ) -> tuple[Continuation, Cost]:
         """A step that somebody else wrote."""
         line = text.rstrip("\n")
@@ -427,7 +427,7 @@ class StepPolicy(ABC):
 
     @abstractmethod
     async def read_step(
-        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+        self, problem: Problem, steps: Steps, text: str, ended: bool
     ) -> tuple[Step, Cost]:
         """The step after `steps` that has this text; `ended`: and ends the response."""
 

@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import os
 import weakref
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import httpx
 
 from ..config.sections import EngineConfig
 from ..errors import ConfigError, EngineError
-from ..types import JsonObject, TokenPairs
+from ..types import Facts, JsonObject, TokenPairs
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, rank_tokens, sampling_fields
 from .vllm_weights import Versions, has_adapter, write_adapter
@@ -165,7 +164,7 @@ class ServerEngine(CompletionEngine):
             await self._send(f"{self.url}/unload_lora_adapter", {"lora_name": old.name})
             self.versions.drop(old)
 
-    async def _exchange(self, url: str, content: Mapping[str, Any] | None = None) -> httpx.Response:
+    async def _exchange(self, url: str, content: Facts | None = None) -> httpx.Response:
         """The server's answer, whatever it is: to a POST where there is `content`. A connection
         that breaks is tried again.
         """
@@ -183,7 +182,7 @@ class ServerEngine(CompletionEngine):
                 await asyncio.sleep(0.2 * attempt)
         raise AssertionError
 
-    async def _send(self, url: str, content: Mapping[str, Any] | None = None) -> JsonObject:
+    async def _send(self, url: str, content: Facts | None = None) -> JsonObject:
         """The server's JSON answer; anything else is an EngineError."""
         response = await self._exchange(url, content)
         if response.status_code >= 400:
@@ -216,7 +215,7 @@ def request_body(ask: Ask, model: str) -> JsonObject:
     }
 
 
-def parse_answer(answer: Mapping[str, Any], ask: Ask) -> Answer:
+def parse_answer(answer: Facts, ask: Ask) -> Answer:
     """The server's completion as an Answer. Raises EngineError where something is missing."""
     try:
         [choice] = answer["choices"]

@@ -17,7 +17,7 @@ from ..engine.protocol import Generated, Wanted
 from ..engine.step_ends import response_steps
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
-from ..types import Continuation, Cost, JsonObject, Problem, Step, ids_of, text_of
+from ..types import Continuation, Cost, JsonObject, Problem, Step, Steps, ids_of, text_of
 from .frozen import FrozenStudent
 
 NEEDS = (
@@ -100,7 +100,7 @@ class ChatSteps(ServedSteps):
         self._asked = 0
 
     async def sample(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted, cost: Cost
+        self, problem: Problem, steps: Steps, wanted: Wanted, cost: Cost
     ) -> Continuation:
         """One continuation of `steps`, whose cost is added to `cost`."""
         parameters: dict[str, Any] = {
@@ -132,7 +132,7 @@ class ChatSteps(ServedSteps):
             return Continuation(drawn.steps[: wanted.limits.steps], ended=False)
         return drawn
 
-    async def greet(self, steps: Sequence[Step]) -> None:
+    async def greet(self, steps: Steps) -> None:
         """Raise EngineError for a server that takes the parameter and ignores it.
 
         A message that goes on is as many tokens longer than the question alone as it has; one that
@@ -150,12 +150,12 @@ class ChatSteps(ServedSteps):
         self._asked = 0
 
     async def read_step(
-        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+        self, problem: Problem, steps: Steps, text: str, ended: bool
     ) -> tuple[Step, Cost]:
         """The text as it stands."""
         ids = () if self.frozen is None else self.frozen.encode(text, ended, ids_of(steps))
         return Step(ids, (), text), Cost()
 
-    def messages(self, steps: Sequence[Step]) -> list[JsonObject]:
+    def messages(self, steps: Steps) -> list[JsonObject]:
         """The messages that ask a question, and the steps so far in one assistant's message."""
         return chat_of(self.opening, steps)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
@@ -23,7 +23,7 @@ from ..problems.load import load_tasks
 from ..problems.registry import check_reads, check_worlds, is_gradable, open_problems, source_of
 from ..rewards.combined import combined, steps_of
 from ..rewards.custom import open_reward
-from ..types import Direction, JsonObject, Problem
+from ..types import Direction, Facts, JsonObject, Problem
 from ..types import Task as ProblemTask
 from .frozen import EMBEDDED, STUDENT_FLAG, find_student, shared_student
 
@@ -268,7 +268,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
         return self
 
     @property
-    def of_file(self) -> Mapping[str, Any]:
+    def of_file(self) -> Facts:
         """What the YAML file says."""
         return user_layers(self.config_file, ())[0] if self.config_file is not None else {}
 

@@ -21,7 +21,18 @@ from ..mcts.steps import end_verdict
 from ..problems.registry import source_of
 from ..rewards.turns import Ending, TurnPolicy, steps_for
 from ..tree.arena import REJECTED, ROOT, Tree
-from ..types import Continuation, Cost, Problem, RewardParts, Step, Task, TokenIds, ids_of, text_of
+from ..types import (
+    Continuation,
+    Cost,
+    Problem,
+    RewardParts,
+    Step,
+    Steps,
+    Task,
+    TokenIds,
+    ids_of,
+    text_of,
+)
 from .named_verifiers import NoVerifier
 
 if TYPE_CHECKING:
@@ -178,7 +189,7 @@ class Attempt:
         """Tokens of the budget that are not spent."""
         return self.budget - self.cost.computed
 
-    def room(self, steps: Sequence[Step] = (), kept: int = 0, judged: bool = True) -> int:
+    def room(self, steps: Steps = (), kept: int = 0, judged: bool = True) -> int:
         """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement
         too.
         """
@@ -192,7 +203,7 @@ class Attempt:
 
     async def draw(
         self,
-        steps: Sequence[Step] = (),
+        steps: Steps = (),
         *,
         greedy: bool = False,
         line: bool = False,
@@ -254,7 +265,7 @@ class Attempt:
         return [await self.drawn_chain(chain, judged) for chain in chains]
 
     def count_end(
-        self, chain: Chain, drawn: Continuation, limits: Limits, prefix: Sequence[Step] = ()
+        self, chain: Chain, drawn: Continuation, limits: Limits, prefix: Steps = ()
     ) -> None:
         """Count why a chain has no answer, where it has none."""
         if not self.usable(chain):

@@ -18,7 +18,7 @@ from ..config.load import Config, explain_error
 from ..config.objects import hash_code
 from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError
-from ..live import Progress, run_until
+from ..live import Progress, StopAsked, run_until
 from ..mcts.waiting import gather_all
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value, check_critic, with_chosen, with_discount
@@ -132,7 +132,7 @@ class Evaluation(BaseModel):
         student: Student | None,
         folder: EvalFolder,
         progress: Progress,
-        stop: Callable[[], bool],
+        stop: StopAsked,
     ) -> JsonObject:
         """Every cell that is missing in `folder`; returns what results.json holds. `path`
         is the student's folder.
@@ -171,7 +171,7 @@ class Evaluation(BaseModel):
         student: Student | None,
         folder: EvalFolder,
         progress: Progress,
-        stop: Callable[[], bool],
+        stop: StopAsked,
     ) -> JsonObject:
         """`run` without the student's own value."""
         steps = config.search.mode == "step"
@@ -295,7 +295,7 @@ class Evaluation(BaseModel):
         context: MethodContext,
         benchmark: Benchmark,
         progress: Progress,
-        stop: Callable[[], bool],
+        stop: StopAsked,
     ) -> int:
         """Say what the first questions' answers take, and which questions are too long, before all
         wait for the others; returns the tokens of the longest. Raises ConfigError where most are.

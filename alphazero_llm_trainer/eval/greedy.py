@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..config.sections import SearchConfig
 from ..engine.protocol import GenerateRequest, Limits
 from ..errors import RequestError
 from ..grading.graders import Grade
-from ..live import Progress, run_until
+from ..live import Progress, StopAsked, run_until
 from ..mcts.seeds import derive_seed
 from ..policy.proposals import make_steps
 from ..policy.student import Student
@@ -69,7 +69,7 @@ def answer_tasks(
     progress: Progress | None = None,
     doing: str = "answering",
     custom: CustomReward | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: StopAsked | None = None,
     settings: SearchConfig | None = None,
 ) -> Answers:
     """Answer `tasks` with `n` responses each by the student's weights as they are now, and grade

@@ -4,7 +4,6 @@ a gold answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from ..errors import ConfigError
 from ..policy.verifiers import RANKING, LogProbability, Product
 from ..problems.step_checks import Calculator
 from ..rewards.custom import JUDGE
-from ..types import Problem, Step, TokenIds
+from ..types import Problem, Steps, TokenIds
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -29,9 +28,7 @@ class NoVerifier:
 
     name, checks, guides, computes, scored_tokens = "none", True, False, False, 0
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         return Judgement((1.0,) * len(steps), 1.0)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ..errors import DataError
 from ..files import Folder, read_object, write_json, write_whole
 from ..grading.graders import Verdict
-from ..types import OF_WORLDS, JsonObject
+from ..types import OF_WORLDS, Facts, JsonObject
 from .cells import COSTS, NO_ANSWER, Cell
 from .methods import REFUSED, TOO_LONG
 from .metrics import Interval, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -38,7 +37,7 @@ class EvalFolder(Folder):
 
     kind, files = "eval", ("cells", "results.json")
 
-    def begin(self, identity: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> None:
+    def begin(self, identity: Facts, benchmarks: Facts) -> None:
         """Remember what finished cells must agree with to be used again: `identity` for all of
         them, and for those of a benchmark its entry in `benchmarks` (the hash of its rows).
         """

@@ -4,7 +4,7 @@ best of them in the value's folder, for those that ask the student later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -13,7 +13,7 @@ from ..config.load import Config
 from ..config.sections import SearchConfig
 from ..errors import ConfigError
 from ..files import write_json
-from ..live import Progress, run_until
+from ..live import Progress, StopAsked, run_until
 from ..policy.folders import CHOOSES, CHOSEN, carried_value, read_note
 from ..problems.load import opening, tasks_of, with_context
 from ..problems.registry import open_source, with_worlds
@@ -41,7 +41,7 @@ def tune_search(
     start: int,
     budget: int,
     progress: Progress,
-    stop: Callable[[], bool],
+    stop: StopAsked,
 ) -> JsonObject:
     """What critic.json says from now on as `search`, under the source's rule: `select`, `backup`
     and `exploration` of the best tree search; whether the value `helps`: its best search is better

@@ -34,7 +34,7 @@ from .methods.base import Objective
 from .models import MemoryOptions, checkpoint_layers, make_optimizer, without_dropout
 from .ranks import ONE_RANK, Ranks, shard_on_cpus, uses_fsdp
 from .scoring import Scorer, Scores, choose_packing, score_rows
-from .train_row import Minibatches, TrainRow
+from .train_row import Minibatches, TrainRow, TrainRows
 
 FINAL_SHARE = 0.05  # of the learning rate, where its cosine ends
 WEIGHTS_FILE = "model.safetensors"  # what is trained, in a checkpoint
@@ -164,7 +164,7 @@ class Learner:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def update(self, minibatch: Sequence[TrainRow]) -> dict[str, float]:
+    def update(self, minibatch: TrainRows) -> dict[str, float]:
         """One update by a minibatch that all ranks have whole: score, loss, backward, clip, step.
         Returns its figures.
         """
@@ -173,7 +173,7 @@ class Learner:
         self.step()
         return figures
 
-    def compute(self, minibatch: Sequence[TrainRow]) -> None:
+    def compute(self, minibatch: TrainRows) -> None:
         """Add up the gradients of this process's rows of a minibatch, as many as a forward takes at
         a time.
         """
@@ -196,7 +196,7 @@ class Learner:
                 loss, figures = self.objective.loss(part, scores, self.totals)  # losses.py
                 self.backward(loss, scores, figures)
 
-    def probe(self, minibatch: Sequence[TrainRow]) -> None:
+    def probe(self, minibatch: TrainRows) -> None:
         """Compute the gradients of the last rows of a minibatch beside the optimiser's states, and
         leave everything as it was: what doesn't fit into memory shows before a run begins. On a CPU
         for large models alone.
@@ -222,7 +222,7 @@ class Learner:
         self.scorer.eval()
         release_cache()
 
-    def parts_of(self, rows: Sequence[TrainRow]) -> list[Sequence[TrainRow]]:
+    def parts_of(self, rows: TrainRows) -> list[TrainRows]:
         """Rows by forward."""
         size = self.rows_of_a_forward
         return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -235,7 +235,7 @@ class Learner:
             else nullcontext()
         )
 
-    def score(self, rows: Sequence[TrainRow]) -> Scores:
+    def score(self, rows: TrainRows) -> Scores:
         """Log-probabilities and entropies `[B, T]` of rows' responses under the weights of now,
         with gradients.
         """
@@ -252,7 +252,7 @@ class Learner:
             self.gaps += (scores.logprobs.detach() - old).abs()[mask > 0].tolist()
         return replace(scores, entropy=scores.entropy * mask)
 
-    def score_under(self, scorer: Any, rows: Sequence[TrainRow]) -> Scores:
+    def score_under(self, scorer: Any, rows: TrainRows) -> Scores:
         """The same under another model of this shape."""
         if self.alone:
             values = scorer(rows)
@@ -374,7 +374,7 @@ class Learner:
                 parameter.copy_(state[name])
 
 
-def shard_rows(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
+def shard_rows(rows: TrainRows, ranks: Ranks) -> list[TrainRow]:
     """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
 
     The longest row goes to the first rank, and so on to the last and back again. Where they can't

@@ -15,7 +15,7 @@ from ..tree.graded import GradedTree
 from .learner import Learner
 from .rounds import Rounds
 from .stats import RoundStats
-from .train_row import Minibatches, TrainRow
+from .train_row import Minibatches, TrainRows
 
 
 class Lessons(Protocol):
@@ -24,7 +24,7 @@ class Lessons(Protocol):
     def minibatches(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
         """The rows of a round's trees with what each of their tokens earned."""
 
-    def passes(self, number: int, minibatches: Minibatches) -> Iterable[Sequence[TrainRow]]:
+    def passes(self, number: int, minibatches: Minibatches) -> Iterable[TrainRows]:
         """A round's minibatches, as often as the method goes over them."""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .train_row import TrainRow
+from .train_row import TrainRows
 
 Figures = dict[str, torch.Tensor]
 TokenFigures = Sequence[Sequence[float]]  # of rows' tokens
@@ -58,7 +58,7 @@ class Coefficients:
 
 def objective_loss(
     streams: Streams,
-    rows: Sequence[TrainRow],
+    rows: TrainRows,
     logprobs: torch.Tensor,
     values: torch.Tensor | None,
     totals: torch.Tensor,
@@ -110,7 +110,7 @@ def objective_loss(
     return sum(terms[1:], terms[0]), figures
 
 
-def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
+def mask_of(rows: TrainRows, like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
     """1 at the tokens `[B, T]` that are the policy's own, 0 at others and beyond a row's end; 0 too
     in padding, and in rows of another kind than `kind`.
     """

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..engine.masks import FLEX, block_masks, make_masks
 from .size import layer_sizes
-from .train_row import TrainRow
+from .train_row import TrainRows
 
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
 
@@ -144,7 +144,7 @@ class Plan:
         )
 
 
-def plan_rows(rows: Sequence[TrainRow], work: Work | None) -> Plan:
+def plan_rows(rows: TrainRows, work: Work | None) -> Plan:
     """How to compute rows: as few sequences as are least `work`; None for one forward with a
     sequence a row.
     """

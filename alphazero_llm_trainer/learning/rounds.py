@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError
-from ..live import StoppedError, run_until
+from ..live import StopAsked, StoppedError, run_until
 from ..policy.backend import check_update
 from ..policy.student import QUESTION
 from ..tree.graded import FAILED_REWARD, GradedTree
@@ -50,7 +50,7 @@ class Rounds:
         journal: Journal | None,
         *,
         on_tree: Callable[[GradedTree], None],
-        stop: Callable[[], bool],
+        stop: StopAsked,
         ranks: Ranks = ONE_RANK,
         sampled: int = 0,
         value: Any = None,

@@ -21,7 +21,7 @@ from ..types import JsonObject, TokenIds
 from .collector import Collector
 from .prepared import Prepared
 from .stats import RoundStats
-from .train_row import Minibatches, TrainRow
+from .train_row import Minibatches, TrainRow, TrainRows
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -235,7 +235,7 @@ class SampledRows(RowBuilder):
         )
 
 
-def split_rows(rows: Sequence[TrainRow], size: int) -> Minibatches:
+def split_rows(rows: TrainRows, size: int) -> Minibatches:
     """Minibatches of `size` rows that hold whole questions as far as they can. Rows that `size`
     doesn't divide make smaller ones, about alike.
 

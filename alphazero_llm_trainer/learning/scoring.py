@@ -8,7 +8,7 @@ words and more it is most of an update.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..engine.masks import DENSE, FLEX
 from ..engine.miniature import GAP, SPAN, is_plain, own_logprobs, try_miniature, words_of
 from ..errors import ConfigError
 from .packing import Plan, Work, plan_rows
-from .train_row import TrainRow
+from .train_row import TrainRow, TrainRows
 
 TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
 LOGITS_TILE = 2**26  # elsewhere: 256 MiB
@@ -173,7 +173,7 @@ class Scores:
 
 
 def score_rows(
-    scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any
+    scorer: Any, config: Any, rows: TrainRows, pack: str, dtype: torch.dtype, device: Any
 ) -> Scores:
     """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a
     model of `config`.

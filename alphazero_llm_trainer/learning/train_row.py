@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TypeVar
 
-from ..types import STUDENT, TokenIds
+from ..types import STUDENT, Logprobs, TokenIds
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class TrainRow:
 
     prompt_ids: TokenIds
     completion_ids: TokenIds
-    old_logprobs: tuple[float, ...] = ()
+    old_logprobs: Logprobs = ()
     advantages: tuple[float, ...] = ()
     kind: str = "policy"
     reward: float = 0.0
@@ -63,4 +63,5 @@ class TrainRow:
         return sum(self.mask) if self.mask else len(self.completion_ids)
 
 
+TrainRows = Sequence[TrainRow]
 Minibatches = list[list[TrainRow]]

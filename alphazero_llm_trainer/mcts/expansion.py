@@ -28,9 +28,11 @@ from ..tree.extract import finished_responses, right_responses
 from ..types import (
     Cost,
     Direction,
+    Logprobs,
     Problem,
     RewardParts,
     Step,
+    Steps,
     TokenIds,
     ids_of,
     text_of,
@@ -53,7 +55,7 @@ class TokenPolicy(Protocol):
 
     def text(self, token_ids: TokenIds) -> str: ...
 
-    def lines(self, token_ids: TokenIds, logprobs: tuple[float, ...]) -> list[Step]:
+    def lines(self, token_ids: TokenIds, logprobs: Logprobs) -> list[Step]:
         """A response as reasoning steps, for its reward."""
         ...
 
@@ -245,7 +247,7 @@ class Expansion(ABC, Generic[P]):
         where it ends now.
         """
 
-    def limits(self, steps: Sequence[Step], left: int | None, draws: int = 1) -> Limits | None:
+    def limits(self, steps: Steps, left: int | None, draws: int = 1) -> Limits | None:
         """Steps and tokens that each of so many `draws` after `steps` may still have, where a
         budget has `left` tokens (None: any number); None where it may have none.
         """
@@ -257,7 +259,7 @@ class Expansion(ABC, Generic[P]):
         return limits if limits.steps > 0 and limits.tokens > 0 else None
 
     async def grade(
-        self, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+        self, steps: Steps, directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
         """The reward of a response's end, whose cost is added to the search's. Where nothing else
         grades it is V of the whole response, 0 where that states no answer.

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..tree.arena import REJECTED, ROOT, Rollout, Tree
-from ..types import Continuation, RewardParts, Step
+from ..types import Continuation, RewardParts, Steps
 from .descent import Rule
 
 
@@ -66,7 +66,7 @@ class LeafEvaluation:
     """
 
     playouts: Sequence[Playout] = ()
-    steps: Sequence[Step] = ()
+    steps: Steps = ()
     priors: Sequence[float] = ()
     terminal: tuple[str, RewardParts] | None = None
     estimate: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
 from ..errors import EngineError
-from ..types import Cost, Problem, Step, TokenIds, ids_of, text_of
+from ..types import Cost, Problem, Steps, TokenIds, ids_of, text_of
 
 
 class ReadTokens:
@@ -95,7 +95,7 @@ class MeteredVerifier(Metered):
         self.unjudged: set[str] = set()
         self.reached: dict[str, int] = {}  # by what a state is known by: its fewest steps
 
-    def step_price(self, steps: Sequence[Step]) -> int:
+    def step_price(self, steps: Steps) -> int:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
         return self.price(self.prompt_ids + ids_of(steps))
 
@@ -110,7 +110,7 @@ class MeteredVerifier(Metered):
             self.reached[judged.state] = steps
         return new
 
-    async def __call__(self, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, steps: Steps) -> Judgement:
         self.pay(self.prompt_ids + ids_of(steps))
         judged = await self.verifier(self.problem, self.prompt_ids, steps)
         for said in (judged.total, *judged.steps, *judged.values):

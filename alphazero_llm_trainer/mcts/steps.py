@@ -12,7 +12,7 @@ from ..engine.protocol import Limits, StepPolicy, TeacherProposal
 from ..errors import RequestError
 from ..grading.answers import is_final
 from ..tree.extract import BUDGET, THOUGHT_SPENT
-from ..types import Continuation, Direction, RewardParts, Step, ids_of, text_of
+from ..types import Continuation, Direction, RewardParts, Step, Steps, ids_of, text_of
 from .expansion import Advisor, Expansion
 from .mcts import Leaf, LeafEvaluation, Playout
 from .seeds import derive_seed
@@ -71,9 +71,7 @@ class StepExpansion(Expansion[StepPolicy]):
             rollout_weight=self.rollout_weight,
         )
 
-    async def draw(
-        self, steps: Sequence[Step], n: int, seed: int, limits: Limits
-    ) -> list[Continuation]:
+    async def draw(self, steps: Steps, n: int, seed: int, limits: Limits) -> list[Continuation]:
         """The policy's continuations of `steps`, paid for."""
         drawn, spent = await self.policy.continuations(self.problem, steps, n, seed, limits)
         self.cost.add(spent)
@@ -215,7 +213,7 @@ class StepExpansion(Expansion[StepPolicy]):
         return node
 
 
-def end_verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Step] = ()) -> str:
+def end_verdict(continuation: Continuation, limits: Limits, prefix: Steps = ()) -> str:
     """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth
     or its length.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engine.protocol import RolloutRequest
 from ..tree.arena import ROOT, Rollout
-from ..types import Direction, RewardParts, Step, TokenIds
+from ..types import Direction, Logprobs, RewardParts, Step, TokenIds
 from .expansion import Expansion, TokenPolicy
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
@@ -136,9 +136,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         # P(a) = p(a) / sum of p over the k kept tokens.
         return steps, softmax([logprob for _, logprob in top])
 
-    async def _roll(
-        self, ids: TokenIds, logprobs: tuple[float, ...], limit: int, seed: int
-    ) -> _Rolled:
+    async def _roll(self, ids: TokenIds, logprobs: Logprobs, limit: int, seed: int) -> _Rolled:
         """A rollout after the response `ids`, graded."""
         settings = self.settings
         assert settings.rollout is not None, "the driver chose one"
@@ -163,7 +161,7 @@ class TokenExpansion(Expansion[TokenPolicy]):
         )
         return rollout, generated.top
 
-    async def _grade(self, ids: TokenIds, logprobs: tuple[float, ...], verdict: str) -> RewardParts:
+    async def _grade(self, ids: TokenIds, logprobs: Logprobs, verdict: str) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
         return await self.grade(lines, [Direction.NONE] * len(lines), verdict)
 

@@ -16,8 +16,10 @@ from ..tree.arena import REJECTED, ROOT, WHOLE, Rollout
 from ..tree.extract import accepted
 from ..types import (
     Continuation,
+    Logprobs,
     RewardParts,
     Step,
+    Steps,
     TokenIds,
     ids_of,
     logprobs_of,
@@ -61,7 +63,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         # By the tokens before it: each step that was drawn, with log-probabilities at
         # `search.temperature`. The tree merges siblings of one text and has no steps that a limit
         # cut.
-        self.seen: dict[TokenIds, dict[TokenIds, tuple[float, ...]]] = {}
+        self.seen: dict[TokenIds, dict[TokenIds, Logprobs]] = {}
 
     @property
     def vote(self) -> str:
@@ -183,7 +185,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         )
 
     async def standing(
-        self, leaf: int, steps: Sequence[Step], before: Judgement | None, after: Judgement
+        self, leaf: int, steps: Steps, before: Judgement | None, after: Judgement
     ) -> float:
         """What a rejected step backs up from `steps`, the state before it: the `total` there, or V
         where a value network judges; of `leaf` itself, whose V was backed up, the mean as it is.
@@ -198,9 +200,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
             before = await self.judge(steps)
         return before.total if before is not None and before.checked else 1.0
 
-    async def chain_reward(
-        self, steps: Sequence[Step], why: str | None, total: float
-    ) -> RewardParts:
+    async def chain_reward(self, steps: Steps, why: str | None, total: float) -> RewardParts:
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0
         without an answer.
         """
@@ -209,7 +209,7 @@ class VerifiedExpansion(Expansion[StepPolicy]):
         answers = why in WHOLE and self.reading(text_of(steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
-    def leave_open(self, steps: Sequence[Step], made: Sequence[Judgement]) -> LeafEvaluation:
+    def leave_open(self, steps: Steps, made: Sequence[Judgement]) -> LeafEvaluation:
         """What a simulation of one step, or the budget, left of a chain: its steps stay open.
 
         Without rollouts and without a value, the `total` of the steps so far is backed up.

@@ -15,7 +15,7 @@ from ..config.sections import StudentModel
 from ..engine.step_ends import joins_texts
 from ..errors import ConfigError, RequestError, first_line
 from ..grading.answers import marks_thinking
-from ..types import Opening, Problem, TokenIds, in_first_question
+from ..types import Facts, Opening, Problem, TokenIds, in_first_question
 from .folders import PACKAGED, TEMPLATE
 
 DATE = datetime.date(2024, 7, 26)  # of templates that tell the day: Llama's, so that prompts stay
@@ -62,9 +62,9 @@ class Chat:
 
     def chat_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Facts],
         going_on: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Facts] = (),
     ) -> TokenIds:
         """Token ids of a whole chat (`role` and `content` each), ready for the next response, which
         may call `tools`; `going_on`: for the rest of its last message.
@@ -129,9 +129,9 @@ class Chat:
 
     def write_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Facts],
         form: Form = OPENED,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Facts] = (),
     ) -> str:
         """The text of a chat (see `chat_ids`) under the student's template."""
         try:
@@ -166,9 +166,9 @@ class Chat:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Facts],
         form: Form = OPENED,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Facts] = (),
     ) -> str:
         """A chat as the student's template writes it, with the JSON schemas of `tools`. Raises
         RequestError where the template refuses it.
@@ -192,9 +192,9 @@ class Chat:
 
     def whole(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Facts],
         form: Form,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Facts] = (),
     ) -> str:
         """`render`, with all messages, calls and tools in it. Raises RequestError where the
         template refuses them or leaves one out.
@@ -326,7 +326,7 @@ class Prompts:
 
 
 def check_tools(
-    text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    text: str, messages: Sequence[Facts], tools: Sequence[Facts]
 ) -> None:
     """Raise ConfigError where the text of a chat lacks a tool, or a call."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]

@@ -31,7 +31,7 @@ from ..engine.device import text_config
 from ..engine.protocol import UNJUDGED, Engine, EngineStats, Judgement, Verifier
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..files import read_object
-from ..types import JsonObject, Problem, Step, TokenIds
+from ..types import JsonObject, Problem, Steps, TokenIds
 from .adapters import AdapterView, load_adapter, model_fingerprint
 from .folders import is_own
 from .public_prm import load_public
@@ -92,9 +92,7 @@ class CriticVerifier:
         """Tokens that the critic's engine computed; none where that is the policy's."""
         return self.critic.engine.stats.computed_tokens if self.computes else 0
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read. Raises RequestError for a response that doesn't fit into the context.
         """

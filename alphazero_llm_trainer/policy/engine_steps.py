@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.protocol import Generated, GenerateRequest, StepPolicy, Wanted
 from ..grading.answers import is_final
-from ..types import Continuation, Cost, Problem, Step, TokenIds, ids_of, text_of
+from ..types import Continuation, Cost, Problem, Step, Steps, TokenIds, ids_of, text_of
 from .chat import Prompts
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class EngineSteps(Prompts, StepPolicy):
         self.lead = student.lead()  # once: it renders the chat template
 
     async def draw(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+        self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """Continuations by the engine: each is cut into steps where `step_ends` says."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
@@ -56,7 +56,7 @@ class EngineSteps(Prompts, StepPolicy):
         [generated] = await self.student.engine.generate([request])
         return [self.cut(sample, steps) for sample in generated], drawing_cost(prefix, generated)
 
-    def cut(self, generated: Generated, before: Sequence[Step] = ()) -> Continuation:
+    def cut(self, generated: Generated, before: Steps = ()) -> Continuation:
         """A sampled sequence after the steps `before`, as steps. Whatever follows the final-answer
         line is not part of the response. Where the prompt opened thinking the first step's text
         says so.
@@ -79,7 +79,7 @@ class EngineSteps(Prompts, StepPolicy):
         return Continuation(tuple(steps), ended, cut=read and goes_on, tempered=tempered)
 
     async def read_step(
-        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+        self, problem: Problem, steps: Steps, text: str, ended: bool
     ) -> tuple[Step, Cost]:
         """The text tokenised once and scored under the student (its snapshot at ingest)."""
         before, student = ids_of(steps), self.student

@@ -14,7 +14,7 @@ from ..engine.protocol import Engine, Generated, GenerateRequest, RolloutRequest
 from ..engine.step_ends import joins_texts
 from ..errors import ConfigError
 from ..grading.answers import is_final
-from ..types import Cost, Step, TokenIds, TokenPairs
+from ..types import Cost, Logprobs, Step, TokenIds, TokenPairs
 from .chat import Prompts
 from .engine_steps import drawing_cost
 
@@ -58,7 +58,7 @@ class EngineTokens(Prompts):
             return [self.text(token_ids[start:end]) for start, end in pairwise((0, *ends))]
         return self.student.decode_parts(token_ids, ends)
 
-    def lines(self, token_ids: TokenIds, logprobs: tuple[float, ...]) -> list[Step]:
+    def lines(self, token_ids: TokenIds, logprobs: Logprobs) -> list[Step]:
         """A response cut into reasoning steps."""
         places = pairwise((0, *self._parts(token_ids)))
         return [
@@ -137,7 +137,7 @@ class _Hypothesis:
     """
 
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Logprobs
     top: tuple[TokenPairs, ...]
     total: float
     finished: bool

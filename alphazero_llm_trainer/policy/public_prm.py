@@ -30,7 +30,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import UNJUDGED, Engine, Judgement
 from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError, first_line
-from ..types import Problem, Step, TokenIds
+from ..types import Problem, Steps, TokenIds
 from .fetch import from_hub
 from .weights import load_weights
 
@@ -85,9 +85,7 @@ class PublicPrm(ABC):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it) after the prompt
         that the policy read.
         """

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..engine.masks import FLEX
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import AlphaZeroError, CheckpointError, ConfigError, EngineError
-from ..types import NOTHING, Opening, Task, TokenIds
+from ..types import NOTHING, Facts, Opening, Task, TokenIds
 from .adapters import (
     BASE,
     POLICY,
@@ -275,7 +274,7 @@ def load_tokenizer(source: str) -> Any:
     return chosen
 
 
-def choose_tokenizer(folder: str, options: Mapping[str, Any]) -> Any:
+def choose_tokenizer(folder: str, options: Facts) -> Any:
     """The tokenizer of a folder, a hub id or a GGUF file. Whose `find_pretrained` they are."""
     from transformers import PreTrainedTokenizerFast
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ..engine.protocol import Judgement, Verifier
-from ..types import Problem, Step, TokenIds, drawn_logprobs
+from ..types import Problem, Steps, TokenIds, drawn_logprobs
 
 RANKING = "log-probability"  # in a product
 
@@ -22,9 +22,7 @@ class LogProbability:
 
     name, checks, guides, computes, scored_tokens = "log-probability", True, False, False, 0
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         return Judgement(
             tuple(mean_probability(drawn_logprobs([step])) for step in steps),
             mean_probability(drawn_logprobs(steps)),
@@ -56,9 +54,7 @@ class Product:
     def scored_tokens(self) -> int:
         return sum(part.scored_tokens for part in self.parts)
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         unchecked: list[frozenset[int]] = []
         unread: frozenset[int] = frozenset()

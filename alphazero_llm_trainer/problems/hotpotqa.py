@@ -24,7 +24,7 @@ class Context(BaseModel):
     sentences: list[list[str]]
 
 
-class Facts(BaseModel):
+class SupportingFacts(BaseModel):
     """The sentences that hold the answer: the title of the paragraph, and their number in it."""
 
     title: list[str] = []
@@ -47,7 +47,7 @@ class HotpotQa(RowSource):
         row_id, question, gold = (column_text(row, name) for name in ("id", "question", "answer"))
         try:
             context = Context.model_validate(columns.get("context"))
-            facts = Facts.model_validate(columns.get("supporting_facts") or {})
+            facts = SupportingFacts.model_validate(columns.get("supporting_facts") or {})
             by_title = dict(zip(context.title, context.sentences, strict=True))
         except ValueError as error:  # pydantic's errors are ValueErrors
             raise DataError(

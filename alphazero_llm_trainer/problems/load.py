@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, read_problems, resolve_name
 from ..config.sections import RewardConfig
 from ..errors import ConfigError, DataError
-from ..types import Opening, Task
+from ..types import Facts, Opening, Task
 from .registry import is_gradable, open_problems, open_source
 from .source import SPLITS, Source
 from .task_list import QUESTION_SHOWN, check_tasks, guess_tokens, rename_task
@@ -187,7 +187,7 @@ def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
 SERVER_TOKENS = {"tokens": "server"}
 
 
-def check_tokens(record: Mapping[str, Any], path: Path) -> None:
+def check_tokens(record: Facts, path: Path) -> None:
     """Raise DataError for a tree record of a journal `path` with token ids of no tokenizer."""
     if record.get("tokens") == SERVER_TOKENS["tokens"]:
         raise DataError(
@@ -196,7 +196,7 @@ def check_tokens(record: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:
+def check_train_split(record: Facts, path: Path, otherwise: str = "") -> None:
     """Raise DataError when a tree record of the journal `path` names another split than train.
 
     Gold answers graded its tree, so nothing may learn from it. A record without a split is of

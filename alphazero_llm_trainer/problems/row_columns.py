@@ -26,7 +26,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
-from ..types import Problem, Task
+from ..types import Facts, Problem, Task
 from .printed import parse_printed
 from .shapes import read_shape, usual_columns
 
@@ -275,7 +275,7 @@ def ids_in_several_places(rows: Iterable[Row]) -> set[Any]:
     return {own for own, files in places.items() if len(files) > 1}
 
 
-def own_id(columns: Mapping[str, Any]) -> str | int | None:
+def own_id(columns: Facts) -> str | int | None:
     """A row's own id, or None; that of a question's template with the number of its `instance`
     (GSM-Symbolic)."""
     own, instance = read_shape("id", columns), columns.get("instance")
@@ -423,7 +423,7 @@ def passage_of(value: Any) -> str:
     return paragraph or "\n".join(filter(None, map(passage_of, value)))
 
 
-def value_at(columns: Mapping[str, Any], name: str) -> Any:
+def value_at(columns: Facts, name: str) -> Any:
     """A column's value, or what lies at a dotted name in one; None where there is none."""
     if name in columns:
         return columns[name]
@@ -473,14 +473,14 @@ def text_of_parts(content: Any) -> Any:
     return content
 
 
-def choices_at(columns: Mapping[str, Any], name: str) -> Any:
+def choices_at(columns: Facts, name: str) -> Any:
     """A row's choices: a column's value, or the columns of a pattern of columns.yaml by letter."""
     if "{}" not in name:
         return parse_printed(value_at(columns, name))
     return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
 
 
-def columns_by_label(columns: Mapping[str, Any], pattern: str) -> dict[str, str]:
+def columns_by_label(columns: Facts, pattern: str) -> dict[str, str]:
     """The columns of a pattern of columns.yaml that hold something: by letter, else by number."""
     known = {column.lower(): column for column in columns}
     there = dict[str, str]()

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ..engine.protocol import UNJUDGED, Judgement
 from ..errors import ConfigError
-from ..types import Problem, Step, StepCheck, TokenIds
+from ..types import Problem, Step, StepCheck, Steps, TokenIds
 from .registry import source_of
 from .source import Source
 
@@ -25,9 +25,7 @@ class Calculator:
 
     name, checks, guides, computes, scored_tokens = "calculator", True, False, False, 0
 
-    async def __call__(
-        self, problem: Problem, prompt_ids: TokenIds, steps: Sequence[Step]
-    ) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: TokenIds, steps: Steps) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
         said = [
             check_turn(step) or check_last(source, problem, texts[: at + 1])

@@ -4,7 +4,7 @@ another over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from ..eval.metrics import Interval, bootstrap_over_seeds
 from ..files import flatten_keys, near_folder, numbered_folders, read_lines
-from ..types import JsonObject
+from ..types import Facts, JsonObject
 from .charts import Chart, line_chart, show_number
 from .folder_page import METRICS, RUN
 from .html import render_template, write_page
@@ -87,7 +87,7 @@ class FinishedRun:
         return record
 
 
-def show_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+def show_records(records: Iterable[Facts]) -> list[dict[str, str]]:
     """Records of runs as people read them."""
     rows = []
     for record in records:

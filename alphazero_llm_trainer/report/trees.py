@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from ..mcts.select import constant, under_verifier
 from ..problems.step_checks import Calculator
 from ..tree.arena import Tree
 from ..tree.journal import JOURNAL, read
-from ..types import JsonObject
+from ..types import Facts, JsonObject
 from ..viewer.record import choice_of, token_pieces
 
 if TYPE_CHECKING:
@@ -108,9 +108,7 @@ def load_json(path: Path) -> JsonObject | None:
         ) from error
 
 
-def _find_tokenizer(
-    home: Path, config: Mapping[str, Any], card: Mapping[str, Any]
-) -> Tokenizer | None:
+def _find_tokenizer(home: Path, config: Facts, card: Facts) -> Tokenizer | None:
     """The student's tokenizer where a file of it is at hand: in the run's folder, in the one that
     it started from, or the embedded student's.
     """

@@ -11,7 +11,7 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import Generated
 from ..errors import DataError
 from ..problems.registry import source_of
-from ..types import Said, Step, Task, TokenIds, drawn_mask, ids_of, text_of
+from ..types import Said, Step, Steps, Task, TokenIds, drawn_mask, ids_of, text_of
 from .turns import Stage, TurnPolicy, steps_for
 
 
@@ -68,7 +68,7 @@ async def act_out(turns: TurnPolicy, task: Task) -> Worked:
         return Worked(stage.prompt, ids_of(path), drawn_mask(path))
 
 
-async def turn_ids(stage: Stage, said: Said, before: Sequence[Step]) -> TokenIds:
+async def turn_ids(stage: Stage, said: Said, before: Steps) -> TokenIds:
     """Token ids of a turn after those before it, as the student writes it: a line, or by its chat
     template with the token that ends a turn.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.protocol import GenerateRequest
 from ..mcts.metered import ReadTokens
-from ..types import Cost, Problem, Step, drawn_logprobs, drawn_mask, ids_of
+from ..types import Cost, Logprobs, Problem, Steps, drawn_logprobs, drawn_mask, ids_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -56,7 +56,7 @@ class _Measured:
     tokens were scored.
     """
 
-    baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
+    baseline: asyncio.Future[tuple[Logprobs, Cost]]
     scored: ReadTokens = field(default_factory=ReadTokens)
     paid: bool = False
 
@@ -79,7 +79,7 @@ class Perplexity:
         self.frozen, self.max_tokens, self.again = frozen, max_tokens, not own
         self._known: dict[str, _Measured] = {}
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> tuple[float, Cost]:
+    async def __call__(self, problem: Problem, steps: Steps) -> tuple[float, Cost]:
         """PRE in [0, 1] (0.5 is as perplexing as the baseline), and what it took."""
         cost = Cost()
         token_ids = ids_of(steps)
@@ -109,7 +109,7 @@ class Perplexity:
             self._known[problem.id] = known
         return known
 
-    async def _baseline(self, known: _Measured, cost: Cost) -> tuple[float, ...]:
+    async def _baseline(self, known: _Measured, cost: Cost) -> Logprobs:
         # Shielded: a cancelled caller must not take the baseline from the others.
         logprobs, spent = await asyncio.shield(known.baseline)
         if not known.paid:
@@ -117,7 +117,7 @@ class Perplexity:
             cost.add(spent)
         return logprobs
 
-    async def _greedy(self, problem: Problem, limit: int) -> tuple[tuple[float, ...], Cost]:
+    async def _greedy(self, problem: Problem, limit: int) -> tuple[Logprobs, Cost]:
         if limit < 1:
             return (), Cost()
         prompt = self.frozen.prompt_ids(problem.question)

@@ -12,7 +12,7 @@ from ..errors import RequestError
 from ..grading.graders import Verdict
 from ..problems.registry import is_gradable, source_of
 from ..tree.arena import WHOLE
-from ..types import Direction, Problem, RewardParts, Step, Task, text_of
+from ..types import Direction, Problem, RewardParts, Steps, Task, text_of
 from .combined import combined, steps_of
 from .custom import CustomReward
 from .perplexity import Perplexity
@@ -25,7 +25,7 @@ def make_evaluate(
     tasks: Mapping[str, Task] | None,
     custom: CustomReward | None = None,
     turns: TurnPolicy | None = None,
-) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
+) -> Callable[[Problem, Steps, Sequence[Direction], str], Awaitable[RewardParts]]:
     """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold
     answers) are given in training alone, and so is the user's own reward, `custom`. In worlds,
     whose episodes are `turns`' own, the world's reward is the correctness.
@@ -35,7 +35,7 @@ def make_evaluate(
     """
 
     async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+        problem: Problem, steps: Steps, directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
@@ -73,7 +73,7 @@ def make_evaluate(
 
 
 async def finished_earns_one(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    problem: Problem, steps: Steps, directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
     """Without gold and without a student to measure by, a whole response that states an answer
     earns 1: the vote counts.

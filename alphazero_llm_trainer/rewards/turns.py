@@ -9,7 +9,7 @@ Turns of one state are acted from the same place, by the ladder of forks (`probl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,10 +33,12 @@ from ..types import (
     Continuation,
     Cost,
     Direction,
+    Facts,
     Observation,
     Problem,
     RewardParts,
     Step,
+    Steps,
     Task,
     TokenIds,
     ids_of,
@@ -84,7 +86,7 @@ class Stage:
         self.outcome = source.outcome
         self.episodes = Episodes(lambda: source.world(task, tooling), checked)
         self.lock, self.users = asyncio.Lock(), 0
-        self.messages: list[Mapping[str, Any]] = []
+        self.messages: list[Facts] = []
         self.prompt: TokenIds = ()
         self.places: dict[TokenIds, Place] = {}  # by the tokens before
         # By the tokens before a turn and its own: what the turn came to, and whether that ended it.
@@ -123,7 +125,7 @@ class Stage:
         ended = token_ids[-1:] == (self.student.engine.eos_id,)
         return self.chat.decode(token_ids[: len(token_ids) - ended])
 
-    async def act(self, steps: Sequence[Step], drawn: Generated) -> tuple[Step, bool]:
+    async def act(self, steps: Steps, drawn: Generated) -> tuple[Step, bool]:
         """The turn with what the world answers, and whether that ends the episode. Raises
         RequestError where the world can't go on.
         """
@@ -160,7 +162,7 @@ class Stage:
         self.taken[before, ids] = step, seen.done
         return step, seen.done
 
-    async def place(self, steps: Sequence[Step]) -> Place:
+    async def place(self, steps: Steps) -> Place:
         """The state after turns: of an earlier search they are played again."""
         ids = ids_of(steps)
         if ids not in self.places:
@@ -174,7 +176,7 @@ class Stage:
             self.places[ids] = after
         return self.places[ids]
 
-    def messages_at(self, place: Place) -> list[Mapping[str, Any]]:
+    def messages_at(self, place: Place) -> list[Facts]:
         """The chat up to a state."""
         messages = [*self.messages]
         for turn, seen in place.path:
@@ -217,7 +219,7 @@ def text_in(seen: Seen) -> str:
     return "\n".join(message["content"] for message in seen.messages)
 
 
-def number_messages(seen: Seen) -> list[Mapping[str, Any]]:
+def number_messages(seen: Seen) -> list[Facts]:
     """The messages of an answer, with the ids that `as_message` gives the calls."""
     return [
         {**message, "tool_call_id": f"{at:09}"} if message["role"] == "tool" else message
@@ -296,7 +298,7 @@ class TurnPolicy(StepPolicy):
     async def earn_one(
         self,
         problem: Problem,
-        steps: Sequence[Step],
+        steps: Steps,
         directions: Sequence[Direction],
         verdict: str,
     ) -> RewardParts:
@@ -306,7 +308,7 @@ class TurnPolicy(StepPolicy):
         return RewardParts(total=float(verdict in WHOLE and answers))
 
     async def draw(
-        self, problem: Problem, steps: Sequence[Step], wanted: Wanted
+        self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
         """Turns and what their worlds answer. `without` is of single turns alone: what follows one depends on the
         world.
@@ -326,7 +328,7 @@ class TurnPolicy(StepPolicy):
         return made, cost
 
     async def draw_turns(
-        self, stage: Stage, steps: Sequence[Step], wanted: Wanted, cost: Cost
+        self, stage: Stage, steps: Steps, wanted: Wanted, cost: Cost
     ) -> list[Generated]:
         """`wanted.n` next turns, without what the world answers; `cost` is added to."""
         prefix, own = stage.prompt + ids_of(steps), self.temperature
@@ -347,7 +349,7 @@ class TurnPolicy(StepPolicy):
     async def go_on(
         self,
         stage: Stage,
-        steps: Sequence[Step],
+        steps: Steps,
         drawn: Generated,
         wanted: Wanted,
         cost: Cost,
@@ -391,7 +393,7 @@ class TurnPolicy(StepPolicy):
             [drawn] = await self.draw_turns(stage, path, again, cost)
 
     async def read_step(
-        self, problem: Problem, steps: Sequence[Step], text: str, ended: bool
+        self, problem: Problem, steps: Steps, text: str, ended: bool
     ) -> tuple[Step, Cost]:
         """The step after `steps` that has this text; `ended`: and ends the response. Raises
         ConfigError in a world: nobody else takes turns there.

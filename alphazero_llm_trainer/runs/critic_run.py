@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean
@@ -29,8 +29,8 @@ from ..learning.critic_network import CriticNetwork
 from ..learning.losses import Figures, Streams, bradley_terry, cross_entropy
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, check_full
-from ..learning.train_row import TrainRow
-from ..live import Progress
+from ..learning.train_row import TrainRow, TrainRows
+from ..live import Progress, StopAsked
 from ..policy.critic import CriticKind
 from ..policy.student import Student
 from ..types import JsonObject
@@ -66,11 +66,11 @@ class Outcomes(Objective):
     def __init__(self, critic: CriticNetwork) -> None:
         self.critic = critic
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """The sum of the states' weights."""
         return (math.fsum(weight for row in rows for weight in row.own(row.value_weights)),)
 
-    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+    def streams(self, rows: TrainRows) -> Streams:
         """All is the value's."""
         return Streams(
             targets=[row.targets for row in rows],
@@ -83,12 +83,12 @@ class PairOutcomes(Outcomes):
 
     unit = 2
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """How many pairs there are."""
         return (len(rows) / 2,)
 
     def loss(
-        self, rows: Sequence[TrainRow], scores: Any, totals: torch.Tensor
+        self, rows: TrainRows, scores: Any, totals: torch.Tensor
     ) -> tuple[torch.Tensor, Figures]:
         """`sum(-log sigmoid(r_better - r_worse)) / total` over pairs `[P]` (nats)."""
         ends = torch.tensor([len(row.completion_ids) - 1 for row in rows])[:, None]
@@ -196,7 +196,7 @@ def train_critic(
     data: Sequence[Path],
     out: Path,
     progress: Progress,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopAsked = lambda: False,
 ) -> tuple[CriticNetwork, JsonObject]:
     """Train a critic on the trees of `data`; see the module. Returns the calibrated network and
     what its card says of it; `out` gets metrics.jsonl.

@@ -25,8 +25,8 @@ from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, load_trained_state, trained_state
 from ..learning.size import warmup_of
-from ..learning.train_row import TrainRow
-from ..live import Progress, StoppedError
+from ..learning.train_row import TrainRow, TrainRows
+from ..live import Progress, StopAsked, StoppedError
 from ..policy.weights import load_tensors, save_tensors
 from .folder import RunFolder, write_manifest
 
@@ -98,9 +98,7 @@ class Kept:
         self.due = ended + max(KEPT_EVERY, (ended - began) / KEPT_SHARE)
 
 
-def draw_minibatches(
-    groups: Sequence[Sequence[TrainRow]], size: int, seed: int
-) -> Iterator[list[TrainRow]]:
+def draw_minibatches(groups: Sequence[TrainRows], size: int, seed: int) -> Iterator[list[TrainRow]]:
     """The rows of `size` groups in a random order, pass after pass; each minibatch's own by length,
     so that a forward needs little padding.
     """
@@ -114,7 +112,7 @@ def draw_minibatches(
         order = order[size:]
 
 
-def group_tokens(group: Sequence[TrainRow]) -> int:
+def group_tokens(group: TrainRows) -> int:
     """How many a group's rows have."""
     return sum(len(row.prompt_ids) + len(row.completion_ids) for row in group)
 
@@ -136,7 +134,7 @@ def plan_updates(config: Config, groups: int, rate: float) -> TrainConfig:
 def fit(
     model: Any,
     objective: Objective,
-    groups: Sequence[Sequence[TrainRow]],
+    groups: Sequence[TrainRows],
     train: TrainConfig,
     seed: int,
     memory: MemoryOptions = MemoryOptions(),  # noqa: B008
@@ -145,7 +143,7 @@ def fit(
     goal: Callable[[FiguresLine], float] = itemgetter("accuracy"),
     patience: float = math.inf,
     progress: Progress | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopAsked = lambda: False,
     kept: Kept | None = None,
 ) -> Course:
     """Train `model` in place, and say how that went. Under `train.keep_best` it ends with the

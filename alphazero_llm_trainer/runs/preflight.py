@@ -7,12 +7,12 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..config.load import Config
 from ..errors import TrainingError
 from ..eval.greedy import answer_tasks
-from ..live import Progress
+from ..live import Progress, StopAsked
 from ..policy.student import Student
 from ..problems.registry import is_gradable, source_of
 from ..problems.step_checks import check_states
@@ -38,7 +38,7 @@ def run_preflight(
     config: Config,
     tasks: Sequence[Task],
     progress: Progress,
-    stop: Callable[[], bool],
+    stop: StopAsked,
 ) -> str:
     """Sample `PREFLIGHT_SAMPLES` responses to each task as training does, and grade them by gold
     alone. Returns a line of figures, and of what the run's sampling would take at that speed.

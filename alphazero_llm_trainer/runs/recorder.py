@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ..learning.models import learning_rate, load_trained_state, trained_state
 from ..learning.prepared import Prepared
 from ..learning.ranks import Ranks
 from ..learning.stats import RoundStats
-from ..live import Progress
+from ..live import Progress, StopAsked
 from ..policy.adapters import POLICY, model_fingerprint
 from ..policy.folders import VALUE
 from ..policy.student import Student
@@ -66,7 +66,7 @@ class Recorder:
         folder: RunFolder,
         *,
         progress: Progress,
-        stop: Callable[[], bool],
+        stop: StopAsked,
         ranks: Ranks,
         objective: Objective,
     ) -> None:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from ..learning.rounds import Rounds
 from ..learning.rows import RowBuilder
 from ..learning.size import CRITIC_ROUNDS
 from ..learning.stats import RoundStats
-from ..learning.train_row import Minibatches, TrainRow
-from ..live import Progress, StoppedError
+from ..learning.train_row import Minibatches, TrainRow, TrainRows
+from ..live import Progress, StopAsked, StoppedError
 from ..policy.chat import check_prompts
 from ..policy.folders import carried_value
 from ..policy.student import frozen_student, load_student
@@ -61,7 +61,7 @@ class Run:
     def __init__(
         self,
         prepared: Prepared,
-        stop: Callable[[], bool] = lambda: False,
+        stop: StopAsked = lambda: False,
         progress: Progress | None = None,
         ranks: Ranks = ONE_RANK,
     ) -> None:
@@ -290,7 +290,7 @@ class RunLessons:
         self.run.student.engine.sleep()  # updates come next, and they need the memory
         return minibatches
 
-    def passes(self, number: int, minibatches: Minibatches) -> Iterator[Sequence[TrainRow]]:
+    def passes(self, number: int, minibatches: Minibatches) -> Iterator[TrainRows]:
         """The passes over a round's rows. Raises StoppedError where the user ends the run."""
         run = self.run
         # Supervised rows come once for each pass.

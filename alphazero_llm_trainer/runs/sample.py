@@ -11,12 +11,12 @@ from pathlib import Path
 from ..config.objects import hash_code
 from ..errors import DataError, reason_of
 from ..files import Folder
-from ..live import Progress
+from ..live import Progress, StopAsked
 from ..types import Cost, JsonObject
 from .sample_folder import SampleFolder
 from .summary import Summary
 from .worker import FATAL, SampleJob
-from .workers import InProcess, OnRay, StopAsked
+from .workers import InProcess, OnRay
 
 QUESTION_ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..files import Folder
 from ..problems.load import rows_hash
 from ..tree.journal import JOURNAL, Journal
-from ..types import JsonObject, Task
+from ..types import Facts, JsonObject, Task
 
 FOLDER_FORMAT = 3
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
@@ -36,9 +35,7 @@ class SampleFolder(Folder):
 
     files = (MANIFEST,)
 
-    def __init__(
-        self, path: Path, identity: Mapping[str, Any], tasks: Sequence[Task], resume: bool
-    ) -> None:
+    def __init__(self, path: Path, identity: Facts, tasks: Sequence[Task], resume: bool) -> None:
         super().__init__(path)
         self.facts = {**identity, "questions": len(tasks), "rows": rows_hash(tasks)}
         self.stored = self.read_card() if self.card.exists() else {}
@@ -70,7 +67,7 @@ class SampleFolder(Folder):
                 " sampled from: restore them, or name another --out"
             )
 
-    def begin(self, policy: Mapping[str, Any]) -> None:
+    def begin(self, policy: Facts) -> None:
         """Open everything for writing with `policy` (name, fingerprint and version of the weights).
 
         Raises ConfigError when the folder's trees come from other weights, and DataError for a

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..config.load import cuda_here
 from ..errors import ConfigError
 from ..files import make_folder, numbered_folders
-from ..live import Progress
+from ..live import Progress, StopAsked
 
 LOG = "train.log"  # of a seed's folder: what its process says
 LOOK_SECONDS = 0.1
@@ -51,7 +51,7 @@ def train_seeds(
     seeds: Sequence[int],
     out: Path,
     progress: Progress,
-    stop: Callable[[], bool],
+    stop: StopAsked,
 ) -> bool:
     """Train with each of `seeds` in `out/seed-N`; False where the user stopped it.
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..errors import RequestError
 from ..live import last_tree, show_duration
 from ..tree.arena import Tree
 from ..tree.extract import endings, trajectories
 from ..tree.graded import FAILED, FAILED_REWARD
-from ..types import Cost, JsonObject
+from ..types import Cost, Facts, JsonObject
 
 SUMMARY_LINES = (
     32  # questions: a server that refuses them before any answer refuses all; refusals are quick
@@ -46,7 +44,7 @@ class Summary:
     teachers: dict[str, Cost] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def add(self, record: Mapping[str, Any]) -> str:
+    def add(self, record: Facts) -> str:
         """Add a journal record. Returns a line on it. Raises RequestError where a server has
         refused the first questions.
         """

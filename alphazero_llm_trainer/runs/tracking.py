@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..files import flatten_keys
+from ..types import Facts
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
@@ -59,7 +59,7 @@ class Tracking:
     text.
     """
 
-    def __init__(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, kind: str, folder: Path, config: Facts) -> None:
         self.tracker: Any = None
         if kind == "none":
             return
@@ -89,7 +89,7 @@ class Tracking:
                 }
             )
 
-    def log(self, values: Mapping[str, Any], step: int) -> None:
+    def log(self, values: Facts, step: int) -> None:
         """Numbers of a round, a validation or the end by dotted names; `step` is the training
         questions done.
         """

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError
@@ -16,6 +15,7 @@ from .. import __version__
 from ..errors import CheckpointError, ConfigError, reason_of
 from ..eval.metrics import Interval
 from ..policy.folders import VALUE
+from ..types import Facts
 
 TAGS = ("alphazero-llm-trainer", "tree-search", "mcts", "llm", "reinforcement-learning")
 NAMED_SOURCES = ("gsm8k", "math", "hotpotqa")  # sources that others know by this name
@@ -62,7 +62,7 @@ def upload_folders(repository: str, folders: Mapping[str, Path]) -> str:
     return str(address)
 
 
-def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: bool) -> None:
+def write_model_card(folder: Path, run: Facts, base: str, adapter: bool) -> None:
     """Write `folder`/README.md: base, data, method, results with intervals, cost, licence.
 
     Args:
@@ -105,7 +105,7 @@ Licence: {"Apache-2.0" if ours else f"that of {named}"}.
     ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")
 
 
-def results_text(run: Mapping[str, Any]) -> str:
+def results_text(run: Facts) -> str:
     """Greedy accuracy before and after with 95% intervals, the mean reward where there are no gold
     answers, or that there is none.
     """

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, reason_of
+from ..live import StopAsked
 from ..types import JsonObject, Task
 from .worker import SampleJob, SearchOutcome, Worker
 
@@ -20,8 +21,6 @@ START_SECONDS = 300.0  # how long workers may take to load
 POLL_SECONDS = 0.25  # between two looks at `stop`
 
 log = logging.getLogger(__name__)
-
-StopAsked = Callable[[], bool]
 
 
 class InProcess:

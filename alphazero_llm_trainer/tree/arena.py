@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..types import STUDENT, Direction, JsonObject, RewardParts, Step, TokenIds
+from ..types import STUDENT, Direction, JsonObject, Logprobs, RewardParts, Step, Steps, TokenIds
 from .columns import COLUMNS, UNSET, Rollout, SavedColumns
 
 ROOT = 0
@@ -100,7 +100,7 @@ class Tree(SavedColumns):
                 node = tree.attach(node, step)
         return tree
 
-    def expand(self, parent: int, steps: Sequence[Step], priors: Sequence[float]) -> None:
+    def expand(self, parent: int, steps: Steps, priors: Sequence[float]) -> None:
         """New children of `parent`, one a step, whose priors sum to 1. They must differ from each
         other.
         """
@@ -108,7 +108,7 @@ class Tree(SavedColumns):
         self._append(parent, steps, priors)
         self.children[parent] += range(first, len(self))
 
-    def _append(self, parent: int, steps: Sequence[Step], priors: Sequence[float | None]) -> None:
+    def _append(self, parent: int, steps: Steps, priors: Sequence[float | None]) -> None:
         """Nodes at the end of all columns, which their parent doesn't know yet."""
         count = len(steps)
         self.parent += [parent] * count
@@ -265,7 +265,7 @@ class Tree(SavedColumns):
         """A node's own step."""
         return Step(self.token_ids[node], self.logprobs[node], self.text[node], self.seen[node])
 
-    def sequence(self, node: int) -> tuple[TokenIds, tuple[float, ...]]:
+    def sequence(self, node: int) -> tuple[TokenIds, Logprobs]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""
         ids: list[int] = []
         logprobs: list[float] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..errors import DataError
-from ..types import STUDENT, Direction, JsonObject, Observation, TokenIds
+from ..types import STUDENT, Direction, JsonObject, Logprobs, Observation, TokenIds
 
 FORMAT = 3
 WITHOUT_TURNS = 2  # of a tree without turns
@@ -42,7 +42,7 @@ class Rollout:
 
     node: int
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Logprobs
     text: str
     verdict: str
     reward: float
@@ -65,7 +65,7 @@ class Columns:
     parent: list[int]  # index of the parent; -1 for the root
     token_ids: list[TokenIds]  # the step's token ids
     # Nats, under the policy that sampled them (a teacher's step: under the student).
-    logprobs: list[tuple[float, ...]]
+    logprobs: list[Logprobs]
     text: list[str]  # what the drawn tokens decode to
     source: list[str]  # "student" or "teacher:<name>"
     direction: list[str]  # "right", "wrong" or "none": what the proposer was asked for

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..grading.answers import extract
-from ..types import STUDENT, Step, TokenIds, drawn_mask, world_mask
+from ..types import STUDENT, Facts, Logprobs, Step, TokenIds, drawn_mask, world_mask
 from .arena import REJECTED, ROOT, WHOLE, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
@@ -62,7 +61,7 @@ class Trajectory:
     """
 
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Logprobs
     nodes: tuple[int, ...]
     lengths: tuple[int, ...]
     reward: float
@@ -161,7 +160,7 @@ def endings(tree: Tree) -> Counter[str]:
     return ends
 
 
-def remedy(why: str, search: Mapping[str, Any], budget: int | None = None) -> str:
+def remedy(why: str, search: Facts, budget: int | None = None) -> str:
     """What to type against the limit that did cut (a key of SHORT), under the settings `search.*`,
     and in an evaluation a budget.
     """
@@ -173,7 +172,7 @@ def remedy(why: str, search: Mapping[str, Any], budget: int | None = None) -> st
 
 def shortfall(
     ends: Mapping[str, int],
-    search: Mapping[str, Any],
+    search: Facts,
     budget: int | None = None,
     what: str = "responses",
 ) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import DataError
-from ..types import Cost, JsonObject, Problem, Task, TokenIds
+from ..types import Cost, Facts, JsonObject, Problem, Task, TokenIds
 from .arena import Tree
 from .extract import Trajectory, trajectories
 
@@ -69,7 +69,7 @@ class GradedTree:
         )
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], task: Task) -> GradedTree:
+    def from_record(cls, record: Facts, task: Task) -> GradedTree:
         """The tree of a journal line. Raises DataError when the line isn't a whole record."""
         try:
             return cls(

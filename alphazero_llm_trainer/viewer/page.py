@@ -19,7 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..types import JsonObject
+from ..types import Facts, JsonObject
 from .record import page_payload, record_row
 
 ASSETS = Path(__file__).parent / "assets"
@@ -33,7 +33,7 @@ MOST_ROWS = 5_000  # questions in its list: a browser sorts and searches that ma
 SUMS = ("tokens", "simulations", "nodes")  # of a row, added up over all questions
 
 
-def tree_page(record: Mapping[str, Any], *, title: str) -> str:
+def tree_page(record: Facts, *, title: str) -> str:
     """The page of one search tree (see `viewer.record` for what a record holds).
 
     Raises DataError where the record holds no tree.
@@ -42,7 +42,7 @@ def tree_page(record: Mapping[str, Any], *, title: str) -> str:
     return _fill_page(title, facts, {0: _script_json(page_payload(record))})
 
 
-def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
+def run_page(records: Iterable[Facts], *, title: str, limit: int) -> str:
     """The page of many searches: what came of them all, a list of `MOST_ROWS`, and the trees of at
     most `limit`.
 
@@ -108,7 +108,7 @@ def ask_page(title: str, models: Sequence[str], budget: int, example: str = "") 
     return _fill_page(title, facts, {}, form, "connect-src 'self'; ")
 
 
-def rank_row(line: Mapping[str, Any]) -> tuple[int, int, int]:
+def rank_row(line: Facts) -> tuple[int, int, int]:
     """How interesting a row is, larger for more."""
     return -OUTCOMES.index(line["outcome"]), line["nodes"], -line["number"]
 

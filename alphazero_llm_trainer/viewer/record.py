@@ -11,12 +11,11 @@ the name of the one whose scores are `prm`); `pieces` (token id -> its text).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..grading.answers import extract, normalize
-from ..types import JsonObject, token_text
+from ..types import Facts, JsonObject, token_text
 
 # What the page draws, under the names it uses. `expanded` is left out: it is the search's own
 # business.
@@ -85,12 +84,12 @@ class _Said:
         return self.samples, bool(self.right), self.visits
 
 
-def name_of(record: Mapping[str, Any]) -> str:
+def name_of(record: Facts) -> str:
     """The record's key, else its question's id."""
     return str(record.get("key") or problem_of(record)["id"])
 
 
-def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
+def problem_of(record: Facts) -> dict[str, str]:
     """`id`, `question` and `source`, wherever the record has them; "" where it hasn't."""
     problem = record.get("problem") or {}
     return {
@@ -100,7 +99,7 @@ def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def choice_of(record: Mapping[str, Any]) -> JsonObject:
+def choice_of(record: Facts) -> JsonObject:
     """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or
     what was served.
     """
@@ -111,7 +110,7 @@ def choice_of(record: Mapping[str, Any]) -> JsonObject:
 
 
 def token_pieces(
-    record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]
+    record: Facts, decode: Callable[[Sequence[int]], str], known: dict[int, str]
 ) -> dict[str, str]:
     """The text of every token of the record, as `pieces` of a record; `known` is filled, for use
     with further records.
@@ -128,7 +127,7 @@ def token_pieces(
     return {str(token): known[token] for token in sorted(used)}
 
 
-def record_responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, JsonObject]]:
+def record_responses(tree: Facts) -> Iterator[tuple[str, JsonObject]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected,
     then rollouts.
     """
@@ -172,12 +171,12 @@ def known_outcome(outcome: float | None, hre: float | None) -> float | None:
     return hre if outcome is None else outcome
 
 
-def named_rollouts(tree: Mapping[str, Any]) -> list[JsonObject]:
+def named_rollouts(tree: Facts) -> list[JsonObject]:
     """The tree's rollouts by name."""
     return [dict(zip(ROLLOUT, row, strict=False)) for row in tree["rollouts"]]
 
 
-def record_row(record: Mapping[str, Any]) -> NodeRow:
+def record_row(record: Facts) -> NodeRow:
     """The record's line in the list."""
     tree, problem = record["tree"], problem_of(record)
     right = samples = graded = 0
@@ -242,7 +241,7 @@ def describe_outcome(ended_by: str, right: int, samples: int, graded: int) -> st
     return "right" if right == samples else "mixed" if right else "wrong"
 
 
-def page_payload(record: Mapping[str, Any]) -> JsonObject:
+def page_payload(record: Facts) -> JsonObject:
     """What the page draws of one record: its columns with log-probabilities rounded, the choice,
     the cost.
     """

@@ -38,7 +38,7 @@ from ...tree.graded import GradedTree
 from ...types import TokenIds, world_mask
 from ..rows import GoodRows
 from ..stats import RoundStats
-from ..train_row import Minibatches, TrainRow
+from ..train_row import Minibatches, TrainRow, TrainRows
 from .base import Method, Objective
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class AlphaZero(Objective):
         self.critic = CriticNetwork(model, head=True, start=0.0)
         self.value = self.critic.score
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """The sums of the policy's weights and of the value's."""
         values = math.fsum(weight for row in rows for weight in row.own(row.value_weights))
         return math.fsum(p for row in rows for p in row.own(row.pi)), max(values, 1e-8)
@@ -74,7 +74,7 @@ class AlphaZero(Objective):
 
         return Coefficients(value=self.coefficient)
 
-    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+    def streams(self, rows: TrainRows) -> Streams:
         """pi into the likelihood of tokens, z into the value of the states before them."""
         from ..losses import Streams
 

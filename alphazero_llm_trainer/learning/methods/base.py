@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,12 @@ from ...config.load import Config
 from ...config.sections import LoraConfig
 from ...config.train import Rates, TrainConfig
 from ..earned import Searches
+from ..train_row import TrainRows
 
 if TYPE_CHECKING:
     import torch
 
     from ..losses import Coefficients, Figures, Streams
-
-TrainRows = Sequence[Any]  # `train_row.TrainRow`
 
 
 USUAL = Rates()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -31,7 +30,7 @@ from ...tree.arena import Tree
 from ...tree.graded import GradedTree
 from ..rows import SampledRows
 from ..stats import RoundStats
-from ..train_row import TrainRow
+from ..train_row import TrainRow, TrainRows
 from .base import Method
 from .grpo import GRPO, Grpo
 
@@ -90,7 +89,7 @@ class DrawnRows(SampledRows):
         made = super().fill_rows(number, trees, rows, stats)
         return [*self.teach_rows(made[: stats.rows], stats), *made[stats.rows :]]
 
-    def teach_rows(self, rows: Sequence[TrainRow], stats: RoundStats) -> list[TrainRow]:
+    def teach_rows(self, rows: TrainRows, stats: RoundStats) -> list[TrainRow]:
         """Rows with their advantages, and in `stats` the KL and what the teacher scored."""
         teacher: Engine = self.scorer
         fresh = [next(at for at, weight in enumerate(row.draws) if weight) for row in rows]
@@ -138,7 +137,7 @@ def count_draws(tree: Tree) -> list[int]:
 class Distill(Grpo):
     """GRPO's loss as a mean over draws."""
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """How many tokens were drawn, and replayed."""
         replayed = sum(row.own_tokens for row in rows if row.kind == "demonstration")
         return (replayed + math.fsum(count for row in rows for count in row.own(row.draws)),)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..rows import GoodRows
-from ..train_row import TrainRow
+from ..train_row import TrainRows
 from .base import Method, Objective
 
 if TYPE_CHECKING:
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 class Likelihood(Objective):
     """The weighted likelihood of responses."""
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """The sum of the weights."""
         return (sum(sum(row.own(row.weights)) for row in rows),)
 
-    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+    def streams(self, rows: TrainRows) -> Streams:
         """All is likelihood."""
         from ..losses import Streams
 

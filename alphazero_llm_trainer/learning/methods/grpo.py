@@ -20,7 +20,7 @@ from ...problems.registry import open_source
 from ...tree.arena import Tree
 from ...tree.extract import Trajectory, step_values, turn_values
 from ...tree.graded import GradedTree
-from ...types import Problem, Step
+from ...types import Problem, Steps
 from ..credit import (
     ADVANTAGE_CLIP,
     asymmetric,
@@ -32,7 +32,7 @@ from ..credit import (
 from ..earned import Earned
 from ..rows import SampledRows
 from ..stats import RoundStats
-from ..train_row import TrainRow
+from ..train_row import TrainRow, TrainRows
 from .base import Method, Objective
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class CreditedRows(SampledRows):
         # As many at once as trees are searched at once: the model's cache holds no more.
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
-        async def score(problem: Problem, steps: Sequence[Step]) -> list[float]:
+        async def score(problem: Problem, steps: Steps) -> list[float]:
             async with gate:
                 return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
 
@@ -178,11 +178,11 @@ class Grpo(Objective):
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: RowNumbers = {}
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """How many tokens there are."""
         return (sum(row.own_tokens for row in rows),)
 
-    def begin(self, learner: Any, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+    def begin(self, learner: Any, rows: TrainRows, number: int) -> dict[str, float]:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns
         figures of the round.
         """
@@ -205,7 +205,7 @@ class Grpo(Objective):
             return {}
         return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
 
-    def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
+    def advantages(self, rows: TrainRows) -> list[Sequence[float]]:
         """One number a token of each row."""
         return [row.advantages for row in rows]
 
@@ -218,7 +218,7 @@ class Grpo(Objective):
             clip_low=train.clip_low, clip_high=train.clip_high, kl=train.kl_coefficient
         )
 
-    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+    def streams(self, rows: TrainRows) -> Streams:
         """Advantages into the policy gradient, the reference's log-probabilities into the KL."""
         from ..losses import Streams
 
@@ -237,8 +237,8 @@ def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def by_row(
     learner: Learner,
-    rows: Sequence[TrainRow],
-    compute: Callable[[Sequence[TrainRow]], torch.Tensor],
+    rows: TrainRows,
+    compute: Callable[[TrainRows], torch.Tensor],
 ) -> RowNumbers:
     """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by the
     rows' indices.

@@ -15,7 +15,7 @@ from ..credit import gae
 from ..rows import SampledRows
 from ..size import CRITIC_ROUNDS
 from ..stats import RoundStats
-from ..train_row import TrainRow
+from ..train_row import TrainRow, TrainRows
 from .base import Method
 from .grpo import GRPO, Grpo, RowNumbers, by_row
 
@@ -68,7 +68,7 @@ class Ppo(Grpo):
         self.returns: RowNumbers = {}
         self.estimates: RowNumbers = {}
 
-    def totals(self, rows: Sequence[TrainRow]) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """How many tokens there are, and how many of them the policy sampled: the critic's mean is
         over those.
         """
@@ -79,7 +79,7 @@ class Ppo(Grpo):
         """The critic's parameters."""
         return self.critic.trained_parameters()
 
-    def begin(self, learner: Any, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+    def begin(self, learner: Any, rows: TrainRows, number: int) -> dict[str, float]:
         """Values of all tokens under the critic of now, and what follows from them: advantages,
         returns.
         """
@@ -112,11 +112,11 @@ class Ppo(Grpo):
             repeated, self.estimates
         )
 
-    def advantages(self, rows: Sequence[TrainRow]) -> list[Sequence[float]]:
+    def advantages(self, rows: TrainRows) -> list[Sequence[float]]:
         """The whitened ones, and what demonstrations bring."""
         return [self.white.get(row.index, row.advantages) for row in rows]
 
-    def values(self, rows: Sequence[TrainRow]) -> torch.Tensor | None:
+    def values(self, rows: TrainRows) -> torch.Tensor | None:
         """The critic's, where there are rows that it learns from."""
         own = any(row.kind == "policy" and row.own_tokens for row in rows)
         return self.critic(rows) if own else None
@@ -125,7 +125,7 @@ class Ppo(Grpo):
         """The policy's clip, and the critic's."""
         return replace(super().coefficients(), value=VALUE_COEFFICIENT, value_clip=VALUE_CLIP)
 
-    def streams(self, rows: Sequence[TrainRow]) -> Streams:
+    def streams(self, rows: TrainRows) -> Streams:
         """GRPO's without a KL of their own, and the critic's returns."""
         returns, estimates = (
             [numbers.get(row.index, ()) for row in rows]
@@ -134,9 +134,7 @@ class Ppo(Grpo):
         return replace(super().streams(rows), returns=returns, estimates=estimates)
 
 
-def value_figures(
-    rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]
-) -> dict[str, float]:
+def value_figures(rows: TrainRows, values: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """The critic's mean value of the tokens, and how much of the outcomes' variance it explains."""
     import torch
 
