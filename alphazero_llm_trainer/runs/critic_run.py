@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import set_seed
@@ -26,7 +26,7 @@ from ..engine.device import text_config
 from ..errors import DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, fit_blend, pair_accuracy
 from ..learning.critic_network import CriticNetwork
-from ..learning.losses import Figures, Streams, bradley_terry, cross_entropy
+from ..learning.losses import Figures, bradley_terry, cross_entropy
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, check_full
 from ..learning.train_row import TrainRow, TrainRows
@@ -63,19 +63,14 @@ class Outcomes(Objective):
     same.
     """
 
+    columns: ClassVar = {"targets": "targets", "value_weights": "value_weights"}
+
     def __init__(self, critic: CriticNetwork) -> None:
         self.critic = critic
 
     def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """The sum of the states' weights."""
         return (math.fsum(weight for row in rows for weight in row.own(row.value_weights)),)
-
-    def streams(self, rows: TrainRows) -> Streams:
-        """All is the value's."""
-        return Streams(
-            targets=[row.targets for row in rows],
-            value_weights=[row.value_weights for row in rows],
-        )
 
 
 class PairOutcomes(Outcomes):

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -44,13 +44,20 @@ from .base import Method, Objective
 if TYPE_CHECKING:
     import torch
 
-    from ..losses import Coefficients, Streams
+    from ..losses import Coefficients
 
 OFF_PATH = 12  # states of a tree that are no part of a solution and that the value learns from
 
 
 class AlphaZero(Objective):
     """Likelihood of what the search chose, and the value's cross-entropy."""
+
+    # pi into the likelihood of tokens, z into the value of the states before them
+    columns: ClassVar = {
+        "likelihood": "pi",
+        "targets": "targets",
+        "value_weights": "value_weights",
+    }
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
         from ..critic_network import CriticNetwork
@@ -73,16 +80,6 @@ class AlphaZero(Objective):
         from ..losses import Coefficients
 
         return Coefficients(value=self.coefficient)
-
-    def streams(self, rows: TrainRows) -> Streams:
-        """pi into the likelihood of tokens, z into the value of the states before them."""
-        from ..losses import Streams
-
-        return Streams(
-            likelihood=[row.pi for row in rows],
-            targets=[row.targets for row in rows],
-            value_weights=[row.value_weights for row in rows],
-        )
 
 
 class AlphaZeroRows(GoodRows):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...config.load import Config
 from ...config.sections import LoraConfig
@@ -33,6 +33,9 @@ class Objective:
     value: torch.nn.Module | None = None  # the layer of the latter
     # whether rows are weighed by their probability's ratio to the one that they were sampled with
     importance = False
+    columns: ClassVar[
+        Mapping[str, str]
+    ] = {}  # `losses.Streams` by name: the field of a row that goes into it
 
     def totals(self, rows: TrainRows) -> tuple[float, ...]:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their
@@ -41,8 +44,13 @@ class Objective:
         raise NotImplementedError
 
     def streams(self, rows: TrainRows) -> Streams:
-        """Which numbers of the rows' tokens go into which term of the loss."""
-        raise NotImplementedError
+        """Which numbers of the rows' tokens go into which term of the loss: `columns`, and others
+        where this is overridden.
+        """
+        from ..losses import Streams
+
+        columns = self.columns.items()
+        return Streams(**{stream: [getattr(row, name) for row in rows] for stream, name in columns})
 
     def coefficients(self) -> Coefficients:
         """The terms' weights and bounds."""
