@@ -34,8 +34,8 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.metrics import repeats
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.learning.collector import Collector
+from alphazero_llm_trainer.learning.credited_rows import by_step, credit_tokens
 from alphazero_llm_trainer.learning.methods.by_name import method_of
-from alphazero_llm_trainer.learning.methods.grpo import by_step, credit_tokens
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.policy.proposals import make_steps

@@ -14,36 +14,26 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
-from ..config.train import LARGE, OptimizerConfig
-from ..engine.device import release_cache, within_memory
-from ..errors import StorageError, TrainingError, first_line
+from ..config.train import OptimizerConfig
+from ..errors import TrainingError
 from ..policy.backend import GAP_MEAN
 from .losses import Figures, mask_of, pad_rows
 from .methods.base import Objective
 from .models import MemoryOptions, checkpoint_layers, make_optimizer, without_dropout
-from .ranks import ONE_RANK, Ranks, shard_on_cpus, uses_fsdp
+from .ranks import ONE_RANK, Ranks, shard_on_cpus, shard_rows, uses_fsdp
+from .saved_learner import SavedLearner
 from .scoring import Scorer, Scores, choose_packing, score_rows
-from .train_row import Minibatches, TrainRow, TrainRows
+from .train_row import Minibatches, TrainRows
 
 FINAL_SHARE = 0.05  # of the learning rate, where its cosine ends
-WEIGHTS_FILE = "model.safetensors"  # what is trained, in a checkpoint
-LESS = (
-    "set train.micro_batch=1, train.gradient_checkpointing=on or train.adapter=lora, lower "
-    "search.max_tokens, or use a smaller student"
-)
-# Torch's and safetensors' words for a full disk.
-DISK_WORDS = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class RateSchedule:
     final: float = FINAL_SHARE
 
 
-class Learner:
+class Learner(SavedLearner):
     """A model under training.
 
     Args:
@@ -196,32 +186,6 @@ class Learner:
                 loss, figures = self.objective.loss(part, scores, self.totals)  # losses.py
                 self.backward(loss, scores, figures)
 
-    def probe(self, minibatch: TrainRows) -> None:
-        """Compute the gradients of the last rows of a minibatch beside the optimiser's states, and
-        leave everything as it was: what doesn't fit into memory shows before a run begins. On a CPU
-        for large models alone.
-
-        Raises ConfigError where it doesn't fit.
-        """
-        cuda = self.device.type == "cuda"
-        if not cuda and sum(p.numel() for p in self.whole.parameters()) < LARGE:
-            return
-        rows = minibatch[-2 * self.rows_of_a_forward * self.ranks.size :]  # gradients add up
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        with (
-            within_memory(f"an update of {self.rows_of_a_forward} rows at once", LESS),
-            torch.random.fork_rng([self.device] if cuda else []),
-            # DDP has no part in it; FSDP would keep gradients apart from the parameters.
-            nullcontext() if self.sharded else self.accelerator.no_sync(self.scorer),
-        ):
-            # AdamW's two moments; those in 8 bits are paged out.
-            moments = [] if self.memory.eight_bit else [torch.empty_like(p) for p in trained * 2]
-            self.compute(rows)
-        del moments
-        self.optimizer.zero_grad()
-        self.scorer.eval()
-        release_cache()
-
     def parts_of(self, rows: TrainRows) -> list[TrainRows]:
         """Rows by forward."""
         size = self.rows_of_a_forward
@@ -309,88 +273,3 @@ class Learner:
         self.optimizer.zero_grad()
         self.updates += 1
         self.scorer.eval()
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Under FSDP: put the shards' weights together in the model that this process searches
-        with. All ranks must call it.
-        """
-        if not self.sharded:
-            return
-        own = dict(self.whole.named_parameters())
-        part: Any
-        for name, part in self.scorer.named_parameters():
-            if part.requires_grad:
-                own[name.removeprefix("model.")].copy_(part.full_tensor())
-
-    # -- checkpoints -------------------------------------------------------------------------------
-
-    def save(self, folder: Path) -> None:
-        """What the next update depends on: trained weights, optimiser, schedule, random numbers.
-        All ranks call it.
-        """
-        try:
-            self.accelerator.save_state(str(folder))
-        except (RuntimeError, SafetensorError) as error:
-            if not any(word in str(error) for word in DISK_WORDS):
-                raise
-            raise StorageError(
-                f"{folder} can't be written ({first_line(error)}): free some space, then go on"
-            ) from error
-        self.accelerator.wait_for_everyone()
-
-    def restore(self, folder: Path, updates: int) -> None:
-        """Go on from what `save` wrote after so many updates."""
-        self.accelerator.load_state(str(folder))
-        self.updates = updates
-        self.publish()
-
-    def checkpoint_tensors(self) -> dict[str, torch.nn.Parameter]:
-        """What a checkpoint has, by name: what is trained of the policy, and the critic (which may
-        be an adapter in it).
-        """
-        extra = self.objective.extra()
-        critics = {id(p) for p in extra.values()}
-        named = self.whole.named_parameters()
-        policy = {name: p for name, p in named if p.requires_grad and id(p) not in critics}
-        return policy | {f"critic.{name}": p for name, p in extra.items()}
-
-    def save_trained(self, models: list[Any], weights: list[Any], folder: str) -> None:
-        """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by
-        accelerate, before this.
-        """
-        weights.clear()
-        if not self.sharded and self.ranks.first:
-            # No copies.
-            kept = {name: p.detach().contiguous() for name, p in self.checkpoint_tensors().items()}
-            save_file(kept, Path(folder) / WEIGHTS_FILE)
-
-    @torch.no_grad()
-    def load_trained(self, models: list[Any], folder: str) -> None:
-        models.clear()
-        if not self.sharded:
-            state = load_file(Path(folder) / WEIGHTS_FILE)
-            for name, parameter in self.checkpoint_tensors().items():
-                parameter.copy_(state[name])
-
-
-def shard_rows(rows: TrainRows, ranks: Ranks) -> list[TrainRow]:
-    """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
-
-    The longest row goes to the first rank, and so on to the last and back again. Where they can't
-    be shared evenly, ranks get the shortest one again, as padding that no loss sees.
-    """
-    spare = -len(rows) % ranks.size
-    if spare:
-        shortest = min(rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
-        nothing: dict[str, Any] = dict.fromkeys(
-            ("advantages", "weights", "pi", "draws", "value_weights"), ()
-        )
-        blank = replace(shortest, kind="padding", **nothing)
-        rows = [*rows, *[blank] * spare]
-    order = sorted(
-        range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids)
-    )
-    turns = [order[i : i + ranks.size] for i in range(0, len(order), ranks.size)]
-    picked = [turn[ranks.rank if i % 2 == 0 else -1 - ranks.rank] for i, turn in enumerate(turns)]
-    return [rows[i] for i in sorted(picked)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..config.sections import StudentModel
 from ..errors import AlphaZeroError, EngineError
 from .methods.base import Method
 from .size import rank_and_size
+from .train_row import TrainRow, TrainRows
 
 # A rank waits as long as another one's searches and evaluations take.
 RANK_PATIENCE = timedelta(days=7)
@@ -170,3 +171,25 @@ def shard_on_cpus() -> None:
     on_cpu = not torch.cuda.is_available()
     if uses_fsdp() and PartialState(cpu=on_cpu).distributed_type == DistributedType.MULTI_CPU:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def shard_rows(rows: TrainRows, ranks: Ranks) -> list[TrainRow]:
+    """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
+
+    The longest row goes to the first rank, and so on to the last and back again. Where they can't
+    be shared evenly, ranks get the shortest one again, as padding that no loss sees.
+    """
+    spare = -len(rows) % ranks.size
+    if spare:
+        shortest = min(rows, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        nothing: dict[str, Any] = dict.fromkeys(
+            ("advantages", "weights", "pi", "draws", "value_weights"), ()
+        )
+        blank = replace(shortest, kind="padding", **nothing)
+        rows = [*rows, *[blank] * spare]
+    order = sorted(
+        range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids)
+    )
+    turns = [order[i : i + ranks.size] for i in range(0, len(order), ranks.size)]
+    picked = [turn[ranks.rank if i % 2 == 0 else -1 - ranks.rank] for i, turn in enumerate(turns)]
+    return [rows[i] for i in sorted(picked)]

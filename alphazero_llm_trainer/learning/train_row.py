@@ -20,7 +20,7 @@ class TrainRow:
     Args:
         old_logprobs: nats, the policy's that sampled the response.
         advantages: of the policy gradient.
-        kind: "policy", "demonstration" or "padding" (which no loss sees: `learner.shard_rows`).
+        kind: "policy", "demonstration" or "padding" (which no loss sees: `ranks.shard_rows`).
         reward: the outcome that PPO's critic is trained on.
         source: who wrote the response: "student", or the teachers that wrote one of its steps.
         targets: AlphaZero's z of the states before the tokens.

@@ -20,8 +20,9 @@ from ..config.refusals import refuse_conflicts
 from ..errors import ConfigError, DataError
 from ..files import read_object
 from ..grading.answers import extract, normalize
+from ..learning.credited_rows import credit_tokens
 from ..learning.earned import Earned
-from ..learning.methods.grpo import GRPO, credit_tokens
+from ..learning.methods.grpo import GRPO
 from ..problems.load import SERVER_TOKENS, check_tokens, check_train_split
 from ..tree.arena import ROOT, Tree
 from ..tree.extract import OUTSIDE, Trajectory, step_preferences, trajectories, value_targets

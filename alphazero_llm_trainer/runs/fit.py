@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Objective
 from ..learning.models import MemoryOptions, load_trained_state, trained_state
+from ..learning.probe import try_update
 from ..learning.size import warmup_of
 from ..learning.train_row import TrainRow, TrainRows
 from ..live import Progress, StopAsked, StoppedError
@@ -169,7 +170,7 @@ def fit(
     learner = Learner(model, objective, memory, schedule, optimizer)
     longest = sorted(groups, key=group_tokens)[-optimizer.batch_size :]
     shown.wait("trying an update of the longest rows")
-    learner.probe([row for group in longest for row in group])
+    try_update(learner, [row for group in longest for row in group])
     course, best = (Course(), {}) if kept is None else kept.restore(learner)
     held = "after the step in hand"
     shown.start(steps, len(course.losses), unit="step", doing="training", held=held)

@@ -26,6 +26,7 @@ from ..learning.learner import Learner, RateSchedule
 from ..learning.methods.base import Method, Objective
 from ..learning.models import MemoryOptions, learning_rate, make_trainable
 from ..learning.prepared import Prepared
+from ..learning.probe import try_update
 from ..learning.ranks import ONE_RANK, Ranks, check_unpacked, uses_fsdp
 from ..learning.rounds import Rounds
 from ..learning.rows import RowBuilder
@@ -134,7 +135,7 @@ class Run:
         self.learner = Learner(model, self.objective, memory, schedule, train.optimizer, self.ranks)
         student.engine.sleep()  # as it does during updates
         self.progress.wait("trying an update of the longest rows")
-        self.learner.probe(self.longest_rows())
+        try_update(self.learner, self.longest_rows())
 
     def longest_rows(self) -> list[TrainRow]:
         """A minibatch of the longest question's prompt with the longest response to it. The rows

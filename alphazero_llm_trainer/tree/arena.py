@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..types import STUDENT, Direction, JsonObject, Logprobs, RewardParts, Step, Steps, TokenIds
-from .columns import COLUMNS, UNSET, Rollout, SavedColumns
+from .columns import COLUMNS, UNSET, Rollout
+from .statistics import Statistics
 
 ROOT = 0
 
@@ -13,7 +14,7 @@ REJECTED = "rejected"  # the verdict of a step that a verifier refused
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 
 
-class Tree(SavedColumns):
+class Tree(Statistics):
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the
     prompt, no tokens).
 
@@ -47,9 +48,6 @@ class Tree(SavedColumns):
         self.discount, self.low, self.span = 1.0, 0.0, 1.0
         self.best: list[float] | None = None
         self._append(-1, [Step((), (), "")], [None])
-
-    def __len__(self) -> int:
-        return len(self.parent)
 
     def __repr__(self) -> str:
         ended = sum(rollout.samples for rollout in self.finished())
@@ -130,55 +128,16 @@ class Tree(SavedColumns):
         mine, theirs = (one.token_ids[: one.drawn] for one in (self.step(child), step))
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
 
-    def checked(self, nodes: Iterable[int]) -> bool:
-        """Whether a verifier checked one of these steps: such a step has a score."""
-        return any(self.prm[node] is not None for node in nodes)
-
-    def sure(self, nodes: Iterable[int]) -> bool:
-        """Whether a verifier checked all of these steps that state something, and one of them
-        does.
-        """
-        nodes = [*nodes]
-        return self.checked(nodes) and not any(self.unread[node] for node in nodes)
-
     def finish(self, node: int, verdict: str, reward: RewardParts) -> None:
         """Make `node` terminal."""
         self.verdict[node], self.reward[node] = verdict, reward.total
         self.hre[node], self.pre[node], self.outcome[node] = reward.hre, reward.pre, reward.outcome
-
-    def backup(self, node: int, reward: float, above: int = -1) -> None:
-        """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to
-        the root).
-        """
-        self.backups.append((node, reward, above))
-        # One visit along the path: N += 1, W += gamma^d r at d steps above, so that Q = W/N is the
-        # mean discounted reward through a node.
-        for at, worth in self.upwards(node, reward, above):
-            self.N[at] += 1
-            self.W[at] += worth
-            if self.best is not None:
-                self.best[at] = max(self.best[at], worth)
-
-    def upwards(self, node: int, reward: float, above: int) -> Iterator[tuple[int, float]]:
-        """`node` and its ancestors up to `above`, with what `reward` is worth there."""
-        while node != above:
-            yield node, reward
-            reward *= self.discount
-            node = self.parent[node]
 
     def simulated(self, leaf: int) -> None:
         """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far
         belong to it.
         """
         self.simulations.append((leaf, len(self.parent), len(self.backups)))
-
-    def hold(self, node: int, count: int) -> None:
-        """Add `count` simulations in flight (negative: take them back) to `node` and all its
-        ancestors.
-        """
-        while node >= 0:
-            self.virtual[node] += count
-            node = self.parent[node]
 
     def sink_rollouts(self, text: Callable[[TokenIds], str]) -> None:
         """Move every rollout down to the deepest node whose tokens it begins with, and merge equal
@@ -208,54 +167,6 @@ class Tree(SavedColumns):
             rollout.text, rollout.mask = text(rest), rollout.mask[at:]
             sunk[node, rest] = rollout
         self.rollouts = list(sunk.values())
-
-    def q(self, node: int) -> float:
-        """Q(node) = W/N, the mean reward of the visits; 0 without one."""
-        return self.W[node] / self.N[node] if self.N[node] else 0.0
-
-    def maximise(self) -> None:
-        """From now on Q is the largest of what was backed up to a node, gamma^d V of a state d
-        steps below it: no mean of draws, where a step leads to one state and the next one is
-        chosen. What was backed up before counts too.
-        """
-        if self.best is None:
-            self.best = [0.0] * len(self)
-            for node, reward, above in self.backups:
-                for at, worth in self.upwards(node, reward, above):
-                    self.best[at] = max(self.best[at], worth)
-
-    def scaled(self, node: int, visits: int) -> float:
-        """Q of a node as selection reads it in its parent: what was backed up over `visits`, which
-        are those in flight too, scaled as `rescale` says.
-        """
-        total = self.W[node] if self.best is None else self.N[node] * self.best[node]
-        return (self.discount * total / visits - self.low) / self.span
-
-    def rescale(self) -> None:
-        """Have `scaled` give [0, 1], by the least and largest Q over the visited nodes below the
-        root (Schrittwieser et al. 2020, MuZero, appendix B, equation 5).
-        """
-        self.low, self.span = 0.0, 1.0
-        visits = enumerate(self.N[1:], 1)
-        seen = [self.scaled(node, count) for node, count in visits if count]
-        self.low = min(seen, default=0.0)
-        self.span = max(seen, default=0.0) - self.low or 1.0
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from below the root down to `node`."""
-        nodes = []
-        while node > ROOT:
-            nodes.append(node)
-            node = self.parent[node]
-        nodes.reverse()
-        return nodes
-
-    def depths(self) -> list[int]:
-        """The number of steps down to each node; the root's is 0."""
-        depths = [0] * len(self)
-        for node in range(1, len(self)):  # parents come before their children
-            depths[node] = depths[self.parent[node]] + 1
-        return depths
 
     def steps(self, node: int) -> list[Step]:
         """The steps down to `node`."""

@@ -17,10 +17,9 @@ from tables import CHECKOUT, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
-from alphazero_llm_trainer.learning.learner import shard_rows
 from alphazero_llm_trainer.learning.losses import mask_of, pad_rows
 from alphazero_llm_trainer.learning.methods.by_name import method_of
-from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks
+from alphazero_llm_trainer.learning.ranks import Ranks, check_ranks, shard_rows
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy.folders import PACKAGED
 

@@ -10,7 +10,7 @@ from support import grpo_config
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.engine import device
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.learning import learner
+from alphazero_llm_trainer.learning import probe
 from alphazero_llm_trainer.learning.methods.expert_iteration import Likelihood
 from alphazero_llm_trainer.learning.size import rows_of_a_forward
 from alphazero_llm_trainer.runs.fit import fit, plan_updates
@@ -23,7 +23,7 @@ LIMITS = resource.getrlimit(resource.RLIMIT_AS)
 @pytest.fixture
 def large(monkeypatch):
     """As if the embedded student were a large one."""
-    monkeypatch.setattr(learner, "LARGE", 1)
+    monkeypatch.setattr(probe, "LARGE", 1)
 
 
 def loaded(*overrides):
@@ -49,7 +49,7 @@ def test_a_tried_update_is_the_longest_and_leaves_nothing(large, method):
         lambda module, given, named: shapes.append(tuple(named["input_ids"].shape)),
         with_kwargs=True,
     )
-    made.probe(run.longest_rows())
+    probe.try_update(made, run.longest_rows())
     hook.remove()
     # Two forwards, for a second one has the gradients of the first beside it.
     assert shapes[:2] == [(4, len(run.student.prompt_ids(asked)) + 50)] * 2
