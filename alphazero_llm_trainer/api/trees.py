@@ -51,10 +51,8 @@ class SavedTree:
         )
 
 
-@lru_cache(maxsize=4)
-def reader_of(path: Path) -> TreeReader:
-    """What adds to a journal's records what the viewer shows beside the tree."""
-    return TreeReader(path)
+# What adds to a journal's records what the viewer shows beside the tree.
+reader_of = lru_cache(maxsize=4)(TreeReader)
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:

@@ -167,10 +167,6 @@ def weight_addresses(weights: Sequence[torch.Tensor | None]) -> Iterator[Any]:
     )
 
 
-def parameter_count(model: Any) -> int:
-    return sum(p.numel() for p in getattr(model, "shared", model).parameters())
-
-
 class NativeLlama:
     """`queue_rows.RowForward` in C, for a model of `precision.KERNEL_MODELS` on the CPU, where
     `load_library` has the kernels. It has its own packed copy of the weights.
@@ -185,12 +181,12 @@ class NativeLlama:
         kernels = load_library()
         assert kernels is not None
         self.kernels, self.tree, self.valued = kernels, tree, False
-        self.parameters = parameter_count(model)
+        shared, active = getattr(model, "shared", model), getattr(model, "active", None)
+        self.parameters = sum(p.numel() for p in shared.parameters())
         self.unit = product_unit(dtype, self.parameters)
         # Where the tree doesn't keep distributions: one table for all calls, a new one's pages
         # would cost more than the draws.
         self.table = torch.empty((0, tree.vocabulary))
-        shared, active = getattr(model, "shared", model), getattr(model, "active", None)
         shape, inner = model.config, shared.model
         heads = shape.num_attention_heads
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads

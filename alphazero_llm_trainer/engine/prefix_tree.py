@@ -82,7 +82,7 @@ class PrefixTree:
         self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
         self.logprob = array("d", [NAN]) * self.capacity
-        self.value = array("d", [NAN]) * self.capacity
+        self.clear_values()
         self.children: list[dict[int, int]] = [{}]
         self.ready[ROOT_NODE] = True
         self.free: list[int] = []  # nodes that were dropped

@@ -109,7 +109,8 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         clone = copy.copy(self)
         clone.config = self.config.model_copy(update={"use_student_model": on})
         hre, pre, custom = (
-            0.0 if there else None for there in (self.has_grader, on, self.config.needs.custom)
+            0.0 if there else None
+            for there in (is_gradable(self.own), on, self.config.needs.custom)
         )
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
@@ -130,19 +131,12 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
             row=self.data.row,
         )
 
-    @property
-    def has_grader(self) -> bool:
-        """Whether correctness is a part of the reward: there is a gold answer, or the source needs
-        none.
-        """
-        return is_gradable(self.own)
-
     @vf.metric
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
         """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between
         them where it is partial; not recorded for a task that can't be graded.
         """
-        if not self.has_grader:
+        if not is_gradable(self.own):
             return {}
         return (await self.grade_response(response_text(trace), was_cut(trace))).score
 
@@ -156,7 +150,8 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
         student = self.config.student or EMBEDDED
         frozen = shared_student(student, self.config.entry, self.data.system_prompt)
-        ids = sampled_ids(trace) if student == EMBEDDED else None
+        sampled = trace.info.get("mcts", trace.info).get("token_ids") or None
+        ids = sampled if student == EMBEDDED else None
         return await frozen.perplexity_reward(problem, response_text(trace), ids)
 
     @vf.metric
@@ -213,11 +208,6 @@ def response_text(trace: vf.Trace) -> str:
     """
     chosen = trace.info.get("mcts")
     return trace.last_reply if chosen is None else chosen["response"]
-
-
-def sampled_ids(trace: vf.Trace) -> list[int] | None:
-    """The token ids of what is scored, where the embedded student sampled it; None elsewhere."""
-    return trace.info.get("mcts", trace.info).get("token_ids") or None
 
 
 class AlphaZeroTasksetConfig(vf.TasksetConfig):

@@ -471,13 +471,9 @@ def _gold_precision(gold: str) -> Fraction:
     value = abs(float(gold))
     bits = Fraction(0)
     if digits >= DOUBLE_DIGITS and value < LARGEST_SINGLE:
-        bits = Fraction(value) / 2 ** (24 if to_float32(value) == value else 47)
+        [single] = struct.unpack("f", struct.pack("f", value))  # the nearest of 32 bits
+        bits = Fraction(value) / 2 ** (24 if single == value else 47)
     return max(bits, Fraction(1, 10 ** len(parts[2])))
-
-
-def to_float32(value: float) -> float:
-    """The nearest number of 32 bits."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _without_math_verify(answer: str, gold: str) -> Verdict | None:

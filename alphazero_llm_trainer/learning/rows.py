@@ -17,7 +17,7 @@ from ..mcts.seeds import derive_seed
 from ..rewards.demonstrations import Worked, work_out
 from ..tree.extract import OUTSIDE, Trajectory
 from ..tree.graded import GradedTree
-from ..types import JsonObject, TokenIds
+from ..types import TokenIds
 from .collector import Collector
 from .prepared import Prepared
 from .stats import RoundStats
@@ -86,7 +86,7 @@ class RowBuilder:
             **self.numbers_of(numbers),
         )
 
-    def numbers_of(self, numbers: Sequence[float]) -> JsonObject:
+    def numbers_of(self, numbers: Sequence[float]) -> dict[str, Any]:
         """Numbers of a row's tokens as the field of a row that this method's loss reads."""
         return {self.stream: tuple(numbers)}
 

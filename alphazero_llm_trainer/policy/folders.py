@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.load import AUTO_SMALL, SMALL, Config, nest_key, resolve_name
 from ..config.objects import at_home, own_object
 from ..config.sections import SELECTOR_NAMES, SearchConfig, StudentModel
-from ..engine.device import multiplies_fast
+from ..engine.device import multiplies_fast, tell_once
 from ..errors import CheckpointError, ConfigError, first_line, suggest_nearest
 from ..files import read_object, write_json
 from ..types import JsonObject
@@ -185,16 +184,15 @@ def weights_of(spec: StudentModel) -> str:
         folder = fetched_path(spec.path)
         if (folder / "config.json").is_file():
             return str(folder)
-        if spec.gated and spec.mirror is not None and not past_gate(spec.path):
-            return mirror_line(spec.path, spec.mirror)
+        if spec.gated and spec.mirror is not None and cached_config(spec.path) is None:
+            from huggingface_hub import get_token
+
+            if get_token() is None:
+                tell_once(
+                    f"{spec.path} is gated and HF_TOKEN isn't set: {spec.mirror} takes its place"
+                )
+                return spec.mirror
     return spec.path
-
-
-@cache
-def mirror_line(path: str, mirror: str) -> str:
-    """`mirror`, said once."""
-    log.warning("%s is gated and HF_TOKEN isn't set: %s takes its place", path, mirror)
-    return mirror
 
 
 def stored_bytes(source: str) -> int:
@@ -280,13 +278,6 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
         f"once{licence}, run alphazero-llm-trainer fetch {name}, "
         f"or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
     )
-
-
-def past_gate(repository: str) -> bool:
-    """Whether a gated repository is here already, or the hub's token may open it."""
-    from huggingface_hub import get_token
-
-    return cached_config(repository) is not None or get_token() is not None
 
 
 def is_own(value: Path) -> bool:

@@ -118,15 +118,3 @@ class CalcWorld(ObjectWorld):
         """The reward of the episode, from 0 to 1."""
         text = self.tooling.read(self.said[-1]).text
         return float(self.source.grade(text, self.task, strict=True).correct)
-
-
-def calc_value(task: Task, results: Sequence[str], discount: float = 1.0) -> float:
-    """`discount` to the power of the turns that the worked solution still takes after the tool gave
-    `results`: one for each step whose result isn't among them, and one that states the answer. So
-    it is exact for a student who calculates by the tool alone, one operation a call.
-    """
-    *steps, _ = (task.solution or "").split("\n")
-    written = [step.rpartition(" = ")[2] for step in steps]
-    missing = [] if written[-1] in results else [one for one in written if one not in results]
-    needed = len(missing) + 1
-    return discount**needed if len(results) + needed <= TURNS else 0.0

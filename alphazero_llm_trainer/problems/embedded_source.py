@@ -83,7 +83,9 @@ class ScriptedTeacher:
             return None
         rng = Random(f"{self.name}/{seed}/{problem.id}/{len(steps)}/{direction}")
         wrong = direction is Direction.WRONG or rng.random() < self.error_rate
-        text = _corrupt_step(following, problem.question, rng) if wrong else following
+        text = (
+            rng.choice(rng.choice(_list_slips(following, problem.question))) if wrong else following
+        )
         return TeacherProposal(text, f"teacher:{self.name}", direction)
 
 
@@ -105,11 +107,6 @@ def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
         return f"#### {written[-1][3]}" if written and written[-1] else None
     a, op, b, _ = following
     return _step_line(results.get(a, a), op, results.get(b, b))
-
-
-def _corrupt_step(step: str, question: str, rng: Random) -> str:
-    """A plausible wrong step in place of `step`: its result is always another one."""
-    return rng.choice(rng.choice(_list_slips(step, question)))
 
 
 def _list_slips(step: str, question: str) -> list[list[str]]:

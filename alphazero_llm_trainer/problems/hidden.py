@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from ..grading import answers
 from ..grading.graders import Grade, Verdict
 from ..types import Problem, Said, Task
-from .pancake import LEVEL_FLIPS, Pancake, flip_distances, flip_row, read_row, sort_row
+from .pancake import LEVEL_FLIPS, Pancake, flip_row, read_row, sort_row
 from .prompts import HIDDEN_PROMPT
 from .worlds import ERROR, Seen, Start, Tooling
 
@@ -143,29 +142,3 @@ def row_after(problem: Problem, moves: Sequence[str]) -> tuple[str, int]:
         left -= 1
         over = left == 0 or row == sort_row(row)
     return row, left
-
-
-def hidden_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
-    """`discount` to the power of the flips that the row after `turns` still needs; 0 where that is
-    more than are left.
-    """
-    row, left = row_after(problem, turns)
-    needed = flip_distances(len(row))[row]
-    return discount**needed if needed <= left else 0.0
-
-
-def random_value(problem: Problem, turns: Sequence[str], discount: float = 1.0) -> float:
-    """The expected discounted result after `turns` where every move is drawn with equal chances."""
-    return expected_result(*row_after(problem, turns), discount)
-
-
-@cache
-def expected_result(row: str, left: int, discount: float) -> float:
-    """The expected discounted result after `turns` where every move is drawn with equal chances."""
-    if row == sort_row(row):
-        return float(left >= 0)
-    if left <= 0:
-        return 0.0
-    counts = range(2, len(row) + 1)
-    total = sum(expected_result(flip_row(row, count), left - 1, discount) for count in counts)
-    return discount * total / len(counts)

@@ -77,7 +77,9 @@ class Run:
         """Load the models, make them trainable and try an update; what is wrong with them, and what
         doesn't fit, shows before a folder is made.
         """
-        quiet_libraries()
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        for name in ("transformers", "accelerate", "peft"):  # their errors still show
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.ranks.everywhere(self.load_models)
         try:
             self.ranks.everywhere(self.make_trained)
@@ -308,12 +310,3 @@ class RunLessons:
                     raise StoppedError
                 yield minibatch
                 run.progress.advance()
-
-
-def quiet_libraries() -> None:
-    """Keep libraries' notices about themselves out of the user's terminal; their errors still
-    show.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("transformers", "accelerate", "peft"):
-        logging.getLogger(name).setLevel(logging.ERROR)

@@ -31,7 +31,8 @@ class Journal(Mapping[str, dict[str, Any]]):
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists():
-            drop_half_line(path)
+            with path.open("r+b") as file:
+                file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         # key -> where its line begins, in bytes
@@ -139,9 +140,3 @@ def journal_of(path: Path) -> Path:
         fix = near_folder(path, "name a journal or a run's folder")
         raise DataError(f"{path} has no {JOURNAL}: {fix}")
     return file
-
-
-def drop_half_line(path: Path) -> None:
-    """Cut off a last line without its line end, which a crash left."""
-    with path.open("r+b") as file:
-        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))

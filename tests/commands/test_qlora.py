@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.device import tell_once
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.learning.critic_network import CriticNetwork
 from alphazero_llm_trainer.learning.models import (
@@ -28,7 +29,7 @@ from alphazero_llm_trainer.learning.models import (
 )
 from alphazero_llm_trainer.learning.train_row import TrainRow
 from alphazero_llm_trainer.policy import adapters
-from alphazero_llm_trainer.policy.folders import mirror_line, weights_of
+from alphazero_llm_trainer.policy.folders import weights_of
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
     check_device,
@@ -309,7 +310,7 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch):
 
 
 def test_the_mirror_takes_a_gated_model_s_place(monkeypatch, caplog):
-    mirror_line.cache_clear()  # it is said once a process
+    tell_once.cache_clear()  # it is said once a process
     spec = load_config().models["llama-3.2-3b"]
     for token, source in ((None, spec.mirror), ("hf_x", spec.path)):
         monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)

@@ -396,20 +396,13 @@ def test_demonstrations_earn_their_reward(source):
     assert source.load("train", 5) == source.load("train", 5)
 
 
-def test_hidden_ends_with_its_last_flip_and_knows_its_values():
+def test_hidden_ends_with_its_last_flip():
     source = hidden.Hidden((1,))
     [task] = source.load("train", 1)
     row, flips = hidden.read_row(task.problem.question)
     place = episode(source, task, ["x", *["2"] * (flips - 1)])
     assert place.path[0][1].errors == ("flip",) and place.path[-1][1].reward == 0.0
     assert place.path[1][1].messages[0]["content"] == row[1] + row[0] + row[2:]
-    moves = [str(k) for k in range(2, len(row) + 1)]
-    for before in ([], ["2"], ["3", "4"]):
-        best = max(hidden.hidden_value(task.problem, [*before, move], 0.9) for move in moves)
-        assert hidden.hidden_value(task.problem, before, 0.9) == pytest.approx(0.9 * best)
-        mean = sum(hidden.random_value(task.problem, [*before, move], 0.9) for move in moves)
-        value = hidden.random_value(task.problem, before, 0.9)
-        assert value == pytest.approx(0.9 * mean / len(moves)) and 0 < value < 1
 
 
 def test_hidden_grades_and_checks_moves():
@@ -444,11 +437,7 @@ def test_the_calculator_refuses_what_is_no_arithmetic():
         assert place.path[0][1].errors == ("calculate",)
 
 
-def test_calc_has_exact_values():
+def test_the_calculator_is_a_function_of_json():
     source = calc.Calc((2,))
-    for task in source.load("train", 5):
-        *steps, _ = task.solution.split("\n")
-        results = [step.rpartition(" = ")[2] for step in steps]
-        values = [calc.calc_value(task, results[:n], 0.9) for n in range(len(results) + 1)]
-        assert values[-1] == pytest.approx(0.9) and values == sorted(values)
+    [task] = source.load("train", 1)
     assert json.loads(json.dumps(episode(source, task, []).start.tools[0]))["type"] == "function"
