@@ -43,7 +43,16 @@ from fractions import Fraction
 from functools import cache, lru_cache
 
 from ..errors import DataError
-from .tables import LANGUAGES, NUMBERS, TABLES, WORDS, Language, load_translation, rewrite_text
+from .tables import (
+    LANGUAGES,
+    NUMBERS,
+    PATTERNS,
+    TABLES,
+    WORDS,
+    Language,
+    load_translation,
+    rewrite_text,
+)
 
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 STOPS = "。।॥۔።។៕။։؟、،"  # full stops of scripts that have their own, and others
@@ -56,105 +65,12 @@ FACTORS = {
     for factor, words in TABLES[scales].items()
     for word in words.split()
 }
-_SPACED, _TOUCHING = (
-    "|".join(" ".join(TABLES[scales].values()).split()) for scales in ("scales", "joined_scales")
-)
-_SCALE = rf"(?:(?i:{_SPACED})(?!\w)\.?|{WORDS['no_scale']}(?:{_TOUCHING}))"
-_SCALED = re.compile(unicodedata.normalize("NFKC", rf"\s*(?P<word>{_SCALE})"))
-# of thousands in one number: without an end, a line of them would be read again from each comma on
-GROUPS = 30
-
-_MONEY = "$£¥฿৳₠-⃀"
-_DECIMAL = (
-    rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-)
-_VALUE = re.compile(
-    r"(?P<sign>[-+]?)\s*"
-    r"(?:(?P<whole>[0-9]+)\s+(?P<top>[0-9]+)/(?P<bottom>[0-9]+)"
-    rf"|(?P<number>{_DECIMAL})(?:\s*/\s*(?P<divisor>{_DECIMAL}))?"
-    r"(?:[eE](?P<exponent>[-+]?[0-9]{1,2})(?![0-9]))?)"
-)
-# What follows a number is its unit when it is words that leave the value as it is. A word of four
-# letters does; so does one of three, unless it is variables in a row (xyz). One or two letters are
-# a term (5 i, 3 xy), these excepted:
-_WORD = r"[^\W\d_]++"
-_SHORT_UNIT = re.compile(
-    r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|fl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec"
-    r"|yrs?|am|pm|[kmgt]b|hz|kwh?|kr|rs|rm"
-    r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
-)
-_LITTLE_WORD = re.compile(r"an?|d[aeiou]|e[nl]|a[st]|by|he|i[fnst]|my|o[fnr]|so|to|up|us|we")
-_NO_UNIT_FIRST = re.compile(r"and|or|to|point|squared|cubed")  # "5 and a half" is not 5
-_NO_UNIT = re.compile(
-    r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh"
-    r"|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion"
-    r"|trillion)s?|half|halves"
-    r"|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth)s?"
-    r"|tens|repeating|recurring|plus|minus|divided|multiplied|choose|factorial|modulo|mod|sqrt"
-    r"|(?:log|sin|cos|tan)[xyz]?|infinity"
-    r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|psi|rho|tau"
-)
-_NO_SENTENCE = re.compile(
-    rf"{_NO_UNIT.pattern}|not?|least|most|than|or|none|from|half|twice|double|triple|negative"
-    rf"|root|under|below|above"
-)
-_VARIABLES = re.compile(r"[a-z\u0370-\u03ff]+")  # in the scripts that variables are written in
-_UNIT_MARK = re.compile(r"(?:\s*(?:%|¢|°(?:\s?[CFK]\b)?))?")
-_UNIT = re.compile(
-    rf"(?>(?:(?>(?:\s\(|[\s,;:/)])*){_WORD}(?:-{_WORD})*(?:\^\{{?[23]\}}?)?)*)[\s)]*"
-)
-_LATEX_UNIT = re.compile(
-    r"(?:(?<=[0-9})])|(?<=\\pi))(?>(?:\\?[ ,;~])*)"
-    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?>(?:{_WORD}[ /.]*)+))(?:\^\{{?[23]\}}?)?"
-    r"[\s.]*\Z"
-)
-_VARIABLE = r"(?:\\(?!not)[a-z]+|[a-z](?![a-z]))(?:_\{?\w+\}?)?"
-_NAME = r"[a-z]{3,}(?: [a-z]{2,}){0,9}"
-_SUM = r"(?=[-+(\s]*+[0-9.,]++[\s)]*+[-+*/×÷])[-+*/×÷()0-9.,\s]++="
-_PREFIX = re.compile(
-    rf"(?:(?:(?:{_VARIABLE}|{_NAME})?\s*=|{_SUM})(?:{_SUM})*|[a-z ]+:)?"
-    r"\s*(?:about|approx(?:\.|imately)?|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us"
-    r"|rs\.?)?\s*",
-    re.IGNORECASE,
-)
-# Digits that touch a letter are a part of its word, but in scripts that set no spaces.
-_LETTER_BEFORE = r"[^\W\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
-# A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a
-# hyphen, and digits that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of
-# at least two letters follows.
-_TOKEN = re.compile(
-    rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[{_MONEY}]?|[{_MONEY}]-)"
-    rf"(?<!{_LETTER_BEFORE})(?<![.^])"
-    rf"(?>[0-9]+ [0-9]+/[0-9]+|{_DECIMAL}(?:/{_DECIMAL})?(?:[eE][-+]?[0-9]{{1,2}}(?![0-9]))?)"
-    rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[gmlLshtdcJNVWKCF](?!\w)))"
-    rf"(?:\s?{_SCALE}){{0,3}}"
-)
-# Words before the one number of a sentence.
-_LEAD = re.compile(rf"(?:[^0-9=<>≤≥≠≈±√∛+*/^|!~#\\{{}}(]|(?<!{_LETTER_BEFORE})\()*")
-_BELOW_ZERO = re.compile(
-    rf"\s*(?<!\w)(?:{WORDS['below']})\s*(?:{WORDS['zero']})(?!\w)", re.IGNORECASE
-)
-_SIGN = rf"(?:(?<!\w)(?:negative|{WORDS['before']})\s+|(?:{WORDS['joined']})\s*)"
-_SIGNED = re.compile(rf"(?<![0-9] ){_SIGN}\Z", re.IGNORECASE)
-_CHANGES = re.compile(
-    rf"{_SIGN}|{_BELOW_ZERO.pattern}|(?<!\w)(?:{WORDS['zero_before']}|laki)", re.IGNORECASE
-)
-# five (5)
-_IN_WORDS = re.compile(
-    rf"\b((?:(?:{'|'.join(NUMBERS)}|hundred|thousand|million|billion|and)\b[ -]?){{1,12}})"
-    rf"\(\s*([{_MONEY}]?\s*({_DECIMAL})[^()]*)\)",
-    re.IGNORECASE,
-)
-_HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
-_HEADING = re.compile(
-    r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE
-)
+_SCALED = re.compile(unicodedata.normalize("NFKC", rf"\s*(?P<word>{WORDS['scale']})"))
 
 
 def _answer_phrase(language: Language) -> str:
     """What says in a language that the answer follows."""
-    letter = rf"\s*[({{*\"«]*(?:[-+]?[{_MONEY}]?[0-9]|[A-Z](?!\w|['’]s\b))"
+    letter = rf"\s*[({{*\"«]*(?:[-+]?[{WORDS['money']}]?[0-9]|[A-Z](?!\w|['’]s\b))"
     free = {"": "(?!)", "marked": rf"(?-i:(?={letter}))", "always": ""}[language.open]
     if not language.spaced:
         return rf"(?:{language.answer})(?:{language.correct})?(?:{language.link})?\s*[:：]?"
@@ -200,90 +116,13 @@ _ANSWER_IS = re.compile(
     re.IGNORECASE,
 )
 _REASONS = "|".join(_reason_pattern(language, "[,;]") for language in LANGUAGES.values())
-# Behind these a full stop ends no sentence: in front of a name, in front of a number, or wherever
-# none begins.
-_TITLE = re.compile(
-    r"M(?:r|rs|s|x|me|lle|t|essrs)|Dr|Prof|Ste?|Ft|Gen|Col|Capt|Cmdr|Adm|Lt|Maj|Sgt|Cpl|Rev|Fr"
-    r"|Hon|Sen"
-    r"|Gov|Rep|Pres|Amb|Pvt|Supt|Msgr|Sra?|Ph|Wm|Chas|Geo|Thos|Jas|Jos|EE|v|[Vv]s|cf|[ei]\.[ge]"
-)
-_COUNTED = re.compile(
-    r"nos?|nr|vol|pp?|figs?|chs?|sec|op|ca?|circa|est|appr(?:ox)?|abt|ver|eq|ex|max|min|avg|art"
-    r"|n?rs|re|rm|rp|kr|kshs?|php|tk|inr|usd|eur|gbp|chf|qty|tot"
-    r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
-    re.IGNORECASE,
-)
-_SHORTENED = re.compile(
-    r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Jr|Sr|Inc|Ltd|Corp|Co|Bros|Ave|Blvd|Rd|sq|cu|ft|in|lbs?"
-    r"|oz|hrs?"
-)
-_STARTS = re.compile(
-    r"(?:A|An|The|Th(?:is|at|ese|ose|ey|en|ere|us|erefore)|It|He|She|We|I|You|His|Hers?|Their|Its"
-    r"|Our|My|In|On|At|As|For|From"
-    r"|By|With|After|Before|To|If|When|While|Where|Why|How|What|Which|Who|Because|But|And|Or"
-    r"|Hence|However"
-    r"|Also|Both|Each|All|Some|Not?|Yes|Let|Note|Now|Born|Given|Is|Are|Was|Were|Final|Finally"
-    r"|Explanation"
-    r"|Reason|Question|Step|Check|Next|First|Hope|Please|[Ss]ince|[Ss]o|because|hence|thus"
-    r"|therefore)\b"
-)
-# What begins a sentence in small letters.
-_STARTS_SMALL = re.compile(
-    r"(?:the|th(?:is|at|ese|ose|ey|ere|us|erefore)|it|s?he|we|i|you|both|neither|because|since|so"
-    r"|hence|but"
-    r"|also|note|explanation|reason)\b"
-)
-_PARTICLE = r"(?:v[ao]n|de[rnl]?|di|du|da|la|le|bin|ibn|ben|al|el)\b"
-# A name and nothing else (J. K. Rowling, J. van Dyck), or a species (E. coli).
-_NAME_ALONE = re.compile(
-    rf"(?:[a-z]{{3,}}|(?>(?:[^\W\d_]\.\s?|{_PARTICLE}\s)*)[^\W\d_a-z][\w'’-]+"
-    rf"(?>(?:\s(?:{_PARTICLE}|[^\W\d_a-z][\w'’.-]*))*))[*_\"'”)]*(?:[.,;!?]|\Z)"
-)
-# A key of JSON, and its text, its list or its number.
-_JSON = re.compile(
-    rf"[\"'](?:(?:final|correct|best|right|my|selected|chosen)[ _-]?)?(?:{WORDS['answer']}|ans"
-    rf"|choice|option)"
-    r"(?:[ _-]?(?:letter|value|key|option|choice|text))?[\"']\s*:"
-    r"\s*(?!null\b)(?:(\"(?>(?:[^\"\\]|\\.)*)|'[^'\n]*)|\[([^\[\]{}]*)\]"
-    r"|([^\s\[\]{}\"',][^\[\]{}\n,]*))",
-    re.IGNORECASE | re.DOTALL,
-)
-_ANSWER_TAG = re.compile(
-    r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL
-)
 _OPENS, _CLOSES = (
     "|".join(marks).replace("{tag}", f"(?:{WORDS['tag']})")
     for marks in zip(*TABLES["thinking"].values(), strict=True)
 )
 _THINKING = re.compile(rf"(?P<closes>{_CLOSES})|{_OPENS}", re.IGNORECASE)
 _PARTS = ("<|channel|>", "<|message|>", "<|channel>")  # special tokens that marks begin or end with
-_TURN_END = re.compile(
-    r"<[|｜](?:im_end|im_start|end[^<>|｜]*|eot[^<>|｜]*|eom_id|return|start_header_id|user|User)[|｜]>"
-    r"|</s>|<eos>|<(?:end|start)_of_turn>|\[/?INST\]"
-)
-_SPECIAL = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|<(?:pad|unk|bos|eos)>")
-_TAGS = re.compile(
-    r"</?(?:answer|final_answer|result|strong|em|span|div|code|mark|br)\s*/?>"
-    r"|<([biup])>(?=[^<>]{0,99}</\1>)|</[biup]>",
-    re.IGNORECASE,
-)
-_FIRST_DIGIT = re.compile(r"\d")
-_NEXT_QUESTION = re.compile(
-    r"(?:\n|(?<=[.!?。:])\s)[\s>*_#]*+(?:(?:next|new|another)\s+)?"
-    r"(?:(?:question|problem|exercise|example|task|q|pregunta|pergunta|domanda|frage"
-    r"|вопрос)\s*\d*\s*\**\s*[:：]"
-    r"|(?:question|problem|exercise|example|q)\s*\d+[.)]"
-    r"|(?:human|user|instruction|input)\s*\**\s*[:：]|(?:问题|题目|問題|질문|문제)\s*\d*\s*[:：])"
-    r"|\n\W*(?:question|problem|exercise|user|human)\s*\d*\W*\n",
-    re.IGNORECASE,
-)
 _OPERATORS = frozenset("+-*/×÷·^")
-_GROUPS = re.compile(
-    r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+"
-    r"|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
-    r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
-)
-_SMILE = r"\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^)\s*$"
 # Behind a number: a bracket or a dash and words, unless they change the value; a reason; a smile.
 _REMARK = re.compile(
     r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^]"
@@ -291,97 +130,10 @@ _REMARK = re.compile(
     r"|(?<=[0-9A-Za-z%)])\s+(?:-{1,2}|→)\s+(?=[^\W\d_]{2}).*"
     rf"|(?:{_REASONS}|[,;]\s*(?:(?:of )?which|as|so|not|that is|meaning|after|for)\b"
     rf"|[,;]?\s(?:since|where|i\.e)\b).*"
-    rf"|\s+or so\W*$|\s*(?:[#|]|<-|//)\s.*|{_SMILE}|\s*(?:>|\\n?|\\\\)\s*$",
+    rf"|\s+or so\W*$|\s*(?:[#|]|<-|//)\s.*|{WORDS['smile']}|\s*(?:>|\\n?|\\\\)\s*$",
     re.DOTALL,
 )
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# `\boxed 5`: up to the end of the formula, or to a word.
-_BARE_BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![a-zA-Z{])(?!\s*\{)((?:(?!\s[^\W\d_]{2}|[.;]\s|[$\n]|\\(?:[)\]]|boxed"
-    r"|fbox|text|mbox|mathrm|q?quad)).){1,200})"
-)
-# In front of a box that is no answer.
-_NO_BOX = re.compile(r"(?:\b(?:not|never|instead of|rather than)|n['’]t)(?: be)?[\s$(\\]*\Z")
-# Between two boxes that are one answer: a comma or a word that joins, `x =` and signs of formulas.
-_JOINT = re.compile(
-    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)"
-    r"(?:(?:[,;&/、，和或]|或者|または|あるいは|또는|혹은|\\(?:text|mbox)\s*\{\s*(?:,|and|or|,?\s*(?:and|or))\s*\}"
-    r"|\\(?:lor|land|vee)\b"
-    r"|[.(]?\s*\b(?:and|[oO]r|alternatively|und|oder|et|ou|y|o|или|и)\b"
-    r"(?: (?:else|perhaps|maybe|possibly|it (?:could|may|might) (?:also )?be))?)"
-    r"(?>(?:[\s$~*]|\\[,;: ()\[\]]|\\q?quad)*)){1,3}"
-    r"(?:[a-zA-Z](?:_\{?\w\}?)?\s*=\s*)?[\s$*]*"
-)
-_CHOICE = rf"(?:{WORDS['answer']}|{WORDS['option']})"
-_ONE_LETTER = re.compile(
-    rf"(?:(?:{WORDS['articles']})\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b"
-    rf"|[:=])?\s*)?"
-    r"[(\[{<\"'$]*([A-Za-z])[)\]}>\"'$.:]*",
-    re.IGNORECASE,
-)
-# What a letter of its own counts or names.
-LETTERED = (
-    r"(?:options?|choices?|letter|answer|vitamins?|hepatitis|influenza|types?|plans?|groups?"
-    r"|teams?|class|grades?|parts?|figures?|cases?"
-    r"|points?|serie|model|section|appendix|schedule|exhibit|block|phase|side|room|gate|category"
-    r"|level|division|row|column)"
-)
-_LETTERED = re.compile(rf"{LETTERED}\b", re.IGNORECASE)
-_LETTERS = (
-    r"[(\[]?[A-Z][)\]]?(?:(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b"
-    r"|\bnor\b))+\s*[(\[]?[A-Z](?![\w'’])[)\]]?)*"
-)
-_END_OF_NAME = (
-    r"(?![\w'’+#-])(?=\s*(?:[.,;:!?。，、)\]}\"]|$|\n)"
-    r"|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
-)
-_NAMED = re.compile(
-    # At the start of a statement:
-    # `C. a dog`, `C - a dog`, `C, a dog`, `C rather than B`, `(c) a dog`.
-    r"^\(?([A-Z])(?:[).:\]](?=\s|$)|[。、])|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"
-    r"|^([A-Z])(?:\s*,\s+|\s*\()(?!(?:or|and)\b|[A-Z]\b)|^([A-Z])\s+(?:rather|instead|over|not"
-    r"|because|since|as)\b"
-    r"|(?<![a-z])[(\[{]([A-Z])[)\]}]"
-    rf"|\b(?i:answer|option|choice|letter)s?\s*(?i:is\b"
-    rf"|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
-    rf"|(?i:{_CHOICE}(?:\s*(?:{WORDS['correct']}))?\s*(?:{WORDS['link']})?[\s:=]*(?:(?:"
-    rf"{WORDS['articles']})\s+)?)[(\[\"']?([A-Z])(?![A-Za-z0-9'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+"
-    rf"[a-z])"
-    r"|(?:\b(?i:is|are|be|was|remains?|leav(?:es|ing)|say|choos\w+|chose|pick\w*|select\w*"
-    r"|go(?:es|ing)? (?:with|for)"
-    r"|(?:it|that|answer|one)['’]s|but|so|thus|hence|therefore)[\s,:]+|[案选選择擇项項是为為は은는이][\s:]*)"
-    rf"[(\[\"']?([A-Z]){_END_OF_NAME}"
-    r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true"
-    r"|answer))"
-)
-_DENIED = re.compile(
-    r"(?:(?:(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|none of|cannot"
-    r"|(?:anything|everything|all) but)|n't|"
-    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)\s+)|(?:不[是选選]|并非|並非)\s*)"
-    rf"(?i:(?:be|choose|pick|select|go with)\s+)?(?i:(?:the\s+)?(?:{_CHOICE}s?\s+)?)({_LETTERS})("
-    rf"?![\w'’])"
-)
-_IS_WRONG = re.compile(
-    r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))"
-)
-# `B. a dog` at the start of a line, and options in a row.
-_OPTION = re.compile(r"(?:[-*>]\s+)?[*_]*\(?([A-Z])(?:[).:\]]|\*\*)(?=[\s*])")
-_OPTIONS = re.compile(r"(?<![\w.])\(?([A-Z])[).:](?=\s)")
-_SEVERAL = re.compile(rf"(?<![\w'’]){_LETTERS}(?![\w'’])")
-_WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 
-# 0.\overline{36}, 0.\bar3, 0.(36), 0.\dot{3}\dot{6}; with dots behind them digits that stand there
-# three times (0.333...), or twice from the point on (0.3636...).
-_REPEATING = re.compile(
-    r"(?<![0-9.,])(?P<whole>[0-9]{1,20})?\.(?:(?P<before>[0-9]{0,20}?)(?:\\(?:overline|bar"
-    r"|overbar)\s*"
-    r"(?:\{\s*(?P<line>[0-9]{1,20})\s*\}|(?P<digit>[0-9]))|\((?P<brackets>[0-9]{1,20})\)(?![0-9])"
-    r"|\\dot\s*\{?(?P<first>[0-9])\}?(?:(?P<middle>[0-9]{0,20})\\dot\s*\{?(?P<last>[0-9])\}?)?"
-    r"|(?<=\.)(?P<said>[0-9])(?P=said)*\s+\(?(?:repeating|recurring)\b\)?"
-    r"|(?P<tripled>[0-9]{1,3}?)(?P=tripled){2,20}(?:\.\.\.|…|\\[lc]?dots))"
-    r"|(?P<doubled>[0-9]{2,6}?)(?P=doubled)+(?:\.\.\.|…|\\[lc]?dots))"
-)
 CHARACTERS = load_translation("characters")
 _EMOJI = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u266c\u2670-\u27bf\u2b00-\u2bff\ufe0f\u200b-"
@@ -422,14 +174,14 @@ def spoken(response: str) -> str:
     """What a response says to its reader: no thinking, no special tokens, and no turn or question
     after its answer."""
     said = without_thinking(response)
-    for end in _TURN_END.finditer(said):
-        if _SPECIAL.sub("", said[: end.start()]).strip():
+    for end in PATTERNS.turn_end.finditer(said):
+        if PATTERNS.special.sub("", said[: end.start()]).strip():
             said = said[: end.start()]
             break
-    said = _SPECIAL.sub("", said)
-    answered = next(_find_marks(said), None) or _BOX.search(said) or _ANSWER_IS.search(said)
-    first = answered or _FIRST_DIGIT.search(said)
-    following = None if first is None else _NEXT_QUESTION.search(said, first.start())
+    said = PATTERNS.special.sub("", said)
+    answered = next(_find_marks(said), None) or PATTERNS.box.search(said) or _ANSWER_IS.search(said)
+    first = answered or PATTERNS.first_digit.search(said)
+    following = None if first is None else PATTERNS.next_question.search(said, first.start())
     if following is None or (answered is None and not following[0].startswith("\n\n")):
         return said
     return said[: following.start()]
@@ -507,7 +259,7 @@ def after_mark(response: str) -> str | None:
     """All that follows the last `####` of `response`, several lines where there are; None where
     there is none."""
     response = spoken(response)
-    marks = list(_HASHES.finditer(response))
+    marks = list(PATTERNS.hashes.finditer(response))
     return response[marks[-1].start(1) :].strip() or None if marks else None
 
 
@@ -525,10 +277,10 @@ def extract_choice(text: str, strict: bool = False) -> str | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if boxes:
         # One option, or all of them and then one of them again.
-        *listed, last = [mark[1] for line in lines if (mark := _OPTION.match(line))] or [""]
+        *listed, last = [mark[1] for line in lines if (mark := PATTERNS.option.match(line))] or [""]
         chosen = not listed or (last in listed and len({*listed}) == len(listed))
         for line in reversed(lines):
-            if letter(line) and (chosen or not _OPTION.match(line)):
+            if letter(line) and (chosen or not PATTERNS.option.match(line)):
                 return line
     return lines[0] if first is None and len(lines) == 1 and not strict else first
 
@@ -546,17 +298,19 @@ def letter(statement: str) -> str | None:
 
 def _named_choices(statement: str) -> list[str] | None:
     """The choices that a statement names, less those that it denies; None where it has neither."""
-    text = _strip_text(_plain_text(_TAGS.sub("", statement)))
-    text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{_SMILE}", "", text)
-    whole = _ONE_LETTER.fullmatch(text)
+    text = _strip_text(_plain_text(PATTERNS.tags.sub("", statement)))
+    text = re.sub(rf"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))|\s{WORDS['smile']}", "", text)
+    whole = PATTERNS.one_letter.fullmatch(text)
     if whole:
         return [whole[1].upper()]
-    if {"A", "B"} <= {label[1] for label in _OPTIONS.finditer(text)}:
-        text = _OPTIONS.sub(" ", text)  # all of them are listed
-    denied = [letter for names in _DENIED.finditer(text) for letter in _lone_letters(names[1])]
-    denied += [name[1] for name in _IS_WRONG.finditer(text)]
-    named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
-    for names in _SEVERAL.finditer(text):
+    if {"A", "B"} <= {label[1] for label in PATTERNS.options.finditer(text)}:
+        text = PATTERNS.options.sub(" ", text)  # all of them are listed
+    denied = [
+        letter for names in PATTERNS.denied.finditer(text) for letter in _lone_letters(names[1])
+    ]
+    denied += [name[1] for name in PATTERNS.is_wrong.finditer(text)]
+    named = [next(filter(None, name.groups())).upper() for name in PATTERNS.named.finditer(text)]
+    for names in PATTERNS.several.finditer(text):
         several = _lone_letters(names[0])
         named += several if len(several) > 1 else []
     left = [name for name in dict.fromkeys(named) if name not in denied]
@@ -624,7 +378,7 @@ def bare(text: str) -> str:
 def repeating(text: str) -> str:
     r"""`text` with fractions for repeating decimals: `0.\overline{36}`, `0.(36)`, `0.3636...`."""
     text = rewrite_text(text, "marked_digits")
-    return _REPEATING.sub(_repeating_fraction, text)
+    return PATTERNS.repeating.sub(_repeating_fraction, text)
 
 
 def _repeating_fraction(decimal: re.Match[str]) -> str:
@@ -647,7 +401,7 @@ def unglued(text: str) -> str:
 def without_unit(latex: str) -> str:
     r"""`latex` without the unit at its end, for what reads formulas only: `3\sqrt2 \text{ cm}^2` is
     `3\sqrt2`."""
-    unit = _LATEX_UNIT.search(latex)
+    unit = PATTERNS.latex_unit.search(latex)
     # A lone \text{even} is the answer, and words that change the value stay.
     return latex[: unit.start()].rstrip() if unit and _is_unit(_plain_text(unit[0])) else latex
 
@@ -676,13 +430,13 @@ def _marked_lines(text: str) -> list[str]:
 
 def untagged(text: str) -> str:
     """`text` without the tags in it, but for a tag and nothing else."""
-    return _TAGS.sub("", text).strip() or text.strip()
+    return PATTERNS.tags.sub("", text).strip() or text.strip()
 
 
 def _find_marks(text: str) -> Iterator[re.Match[str]]:
     """The lines with `####` that hold an answer."""
-    for mark in _HASHES.finditer(text):
-        if normalize(untagged(mark[1])) and not _HEADING.match(mark[1]):
+    for mark in PATTERNS.hashes.finditer(text):
+        if normalize(untagged(mark[1])) and not PATTERNS.heading.match(mark[1]):
             yield mark
 
 
@@ -699,14 +453,14 @@ def _joined_boxes(text: str, strict: bool) -> list[str]:
     """What boxes hold, in order; joined ones as one list of what they say, and none of what is
     denied ("not \\boxed{3}")."""
     boxes = _complete_boxes(text)
-    for bare in () if strict else _BARE_BOX.finditer(text):
+    for bare in () if strict else PATTERNS.bare_box.finditer(text):
         content = bare[1].rstrip(" .,;")
         boxes.append((bare.start(), bare.start(1) + len(content), content.strip()))
     lists, last = list[dict[str, str]](), 0  # by keys, so that what says the same is there once
     for start, end, content in sorted(boxes):
-        if _NO_BOX.search(text, max(0, start - SEEN), start):
+        if PATTERNS.no_box.search(text, max(0, start - SEEN), start):
             continue
-        if not lists or not _JOINT.fullmatch(text, last, start):
+        if not lists or not PATTERNS.joint.fullmatch(text, last, start):
             lists.append({})
         lists[-1].setdefault(normalize(content), content)
         last = end
@@ -728,9 +482,14 @@ def _answer_sentences(text: str) -> list[str]:
     "answer:".
     """
     stated = [
-        _unescape_json("".join(filter(None, value.groups()))) for value in _JSON.finditer(text)
+        _unescape_json("".join(filter(None, value.groups())))
+        for value in PATTERNS.json.finditer(text)
     ]
-    stated = stated or [tag[2] for tag in _ANSWER_TAG.finditer(text)] or [*_find_statements(text)]
+    stated = (
+        stated
+        or [tag[2] for tag in PATTERNS.answer_tag.finditer(text)]
+        or [*_find_statements(text)]
+    )
     return [sentence.strip() for sentence in stated if normalize(sentence)]
 
 
@@ -757,41 +516,41 @@ def _goes_on(text: str, start: int, point: int) -> bool:
     if not rest or not said:
         return False
     word, before = said[-1], said[-2] if len(said) > 1 else ""
-    if _TITLE.fullmatch(word):
+    if PATTERNS.title.fullmatch(word):
         return True
-    if _COUNTED.fullmatch(word) and re.match(rf"-?[{_MONEY}]?[0-9]", rest):
+    if PATTERNS.counted.fullmatch(word) and re.match(rf"-?[{WORDS['money']}]?[0-9]", rest):
         return not re.match(r"[0-9]+ (?:is|are|was|were|has|have|does|do|can)\b", rest)  # No. 5 is
     following = re.match(r"[\w'’-]*", rest)[0]  # type: ignore[index]  # it may be empty
     if rest[0].islower() and word.isalpha() and 1 < len(word) <= SHORTENED:  # Dept. of State
-        return not _STARTS_SMALL.match(rest)
+        return not PATTERNS.starts_small.match(rest)
     initials = rest[1:2] == "."  # A. A. Milne
-    if not initials and (_STARTS.match(rest) or following in said):
+    if not initials and (PATTERNS.starts.match(rest) or following in said):
         return False
-    if _SHORTENED.fullmatch(word):
+    if PATTERNS.shortened.fullmatch(word):
         return True
     if len(word) != 1 or not word.isupper():
         return False
     if not before or word in "IVX":  # B. Mammals have it; Henry V. Shakespeare wrote it
-        return bool(_NAME_ALONE.match(rest)) and not _LETTERED.match(rest)
-    goes_on = following[:1].isupper() or re.match(_PARTICLE, rest)
-    return before[0].isupper() and bool(goes_on) and not _LETTERED.match(before)
+        return bool(PATTERNS.name_alone.match(rest)) and not PATTERNS.lettered.match(rest)
+    goes_on = following[:1].isupper() or re.match(WORDS["particle"], rest)
+    return before[0].isupper() and bool(goes_on) and not PATTERNS.lettered.match(before)
 
 
 def _last_number(text: str) -> str | None:
     plain = _plain_text(text)
-    numbers = [*_TOKEN.finditer(plain)]
+    numbers = [*PATTERNS.token.finditer(plain)]
     if not numbers:
         return None
     start, end = numbers[-1].span()
-    below = _BELOW_ZERO.search(plain[end : end + SEEN].partition(". ")[0])
-    signed = below or _SIGNED.search(plain, max(0, start - SEEN), start)
+    below = PATTERNS.below_zero.search(plain[end : end + SEEN].partition(". ")[0])
+    signed = below or PATTERNS.signed.search(plain, max(0, start - SEEN), start)
     return f"-{plain[start:end]}" if signed else plain[start:end]
 
 
 def _spelt_digits(spelt: re.Match[str]) -> str:
     """What stands in the brackets of `five (5)`; all of it where the words say another number."""
     whole = part = 0
-    for word in re.findall(_WORD, spelt[1].casefold()):
+    for word in re.findall(WORDS["word"], spelt[1].casefold()):
         scale = FACTORS.get(word, 1)
         part = part * scale + NUMBERS.get(word, 0)
         if scale > FACTORS["hundred"]:
@@ -801,9 +560,9 @@ def _spelt_digits(spelt: re.Match[str]) -> str:
 
 def _one_number(statement: str) -> str:
     """`statement`, or the number in it where it is a sentence that states one number."""
-    statement = _IN_WORDS.sub(_spelt_digits, statement)
+    statement = PATTERNS.in_words.sub(_spelt_digits, statement)
     plain = _strip_text(_plain_text(statement))
-    numbers = list(itertools.islice(_TOKEN.finditer(plain), 2))
+    numbers = list(itertools.islice(PATTERNS.token.finditer(plain), 2))
     if len(numbers) != 1 or _number_value(plain) is not None:
         return statement
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
@@ -812,11 +571,13 @@ def _one_number(statement: str) -> str:
 
 def _may_lead(text: str) -> bool:
     """Whether `text` may stand before the one number of a sentence and leave its value."""
-    words = re.findall(_WORD, text.casefold())
+    words = re.findall(WORDS["word"], text.casefold())
     limit = re.search(r"(?:(?<!left )\bover|\A\W*up to)\s*\Z", text, re.IGNORECASE)
-    says_none = limit or _CHANGES.search(text) or any(map(_NO_SENTENCE.fullmatch, words))
+    says_none = (
+        limit or PATTERNS.changes.search(text) or any(map(PATTERNS.no_sentence.fullmatch, words))
+    )
     scaled = any(len(word) > SHORTENED - 2 and word in FACTORS for word in text.casefold().split())
-    return bool(_LEAD.fullmatch(text)) and not says_none and not scaled
+    return bool(PATTERNS.lead.fullmatch(text)) and not says_none and not scaled
 
 
 def _numeric_form(statement: str, boxed: bool = False) -> str:
@@ -841,7 +602,9 @@ def _numeric_form(statement: str, boxed: bool = False) -> str:
 def _spelt_out(text: str) -> str:
     """`text` with units of one letter or after a hyphen, digits in groups, `No. 5` and `negative 5`
     as `number` reads them."""
-    return rewrite_text(_join_groups(_strip_text(_plain_text(_TAGS.sub("", text)))), "spelt_out")
+    return rewrite_text(
+        _join_groups(_strip_text(_plain_text(PATTERNS.tags.sub("", text)))), "spelt_out"
+    )
 
 
 def _join_groups(text: str) -> str:
@@ -850,32 +613,34 @@ def _join_groups(text: str) -> str:
     european = r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])"
     marks = str.maketrans(",", ".", ". ")
     text = re.sub(european, lambda digits: digits[0].translate(marks), text)
-    return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
+    return PATTERNS.groups.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
 
 
 def _is_computed(left: str, right: str) -> bool:
     """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with
     operators or units, and names no variable there, or only says what has the value."""
     side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
-    start = re.search(rf"[0-9(]|[{_MONEY}](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
+    start = re.search(rf"[0-9(]|[{WORDS['money']}](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
     if not _may_lead(side if start is None else side[: start.start()]):
         return False
     if start is None:
-        words = re.findall(_WORD, side)
+        words = re.findall(WORDS["word"], side)
         return bool(words) and all(len(word) > 1 for word in words) and "-" not in side
     # The x of "3 x 6" is a sign.
     side = re.sub(r"(?<=[0-9)])\s*[xX]\s*(?=[0-9($])", "*", side[start.start() :])
     counts, before = False, ""
-    for part in re.findall(rf"{_DECIMAL}|{_WORD}|\S", side):
+    for part in re.findall(rf"{WORDS['decimal']}|{WORDS['word']}|\S", side):
         if part in _OPERATORS or (part == "(" and before[-1:].isdigit()):
             counts = True
         elif part[0].isalpha():
             after_number = before != "" and before not in _OPERATORS
-            changes = _NO_UNIT_FIRST.fullmatch(part.casefold()) or part.casefold() in FACTORS
+            changes = (
+                PATTERNS.no_unit_first.fullmatch(part.casefold()) or part.casefold() in FACTORS
+            )
             if not after_number or changes or not _is_unit_word(part):
                 return False
             counts = True
-        elif not re.match(rf"[0-9.()%{_MONEY}]", part):
+        elif not re.match(rf"[0-9.()%{WORDS['money']}]", part):
             return False
         before = part
     return counts or _number_value(side) == _number_value(right)
@@ -885,7 +650,7 @@ def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of the complete boxes without a box inside, in order."""
     boxes = list[tuple[int, int, str]]()
     opened = list[re.Match[str]]()
-    for brace in _BRACES.finditer(text):
+    for brace in PATTERNS.braces.finditer(text):
         if brace[0] != "}":
             opened.append(brace)
         elif opened:
@@ -909,7 +674,7 @@ def _plain_text(text: str) -> str:
 @lru_cache(maxsize=CACHED_TEXTS)
 def _answer_key(text: str) -> str:
     text = _strip_text(_plain_text(text))
-    box = _WHOLE_BOX.fullmatch(text)
+    box = PATTERNS.whole_box.fullmatch(text)
     if box:
         text = _strip_text(box[1])
     value = _number_value(text)
@@ -935,17 +700,17 @@ def _number_value(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_LENGTH:
         return None
-    text = re.sub(rf"[{_MONEY}]", " ", _strip_text(text)).strip()
+    text = re.sub(rf"[{WORDS['money']}]", " ", _strip_text(text)).strip()
     inner = text.strip("()[]{} \t\r\n")
     if text[:1] in "([{" and "," in inner:
         return None  # (1,234) is a pair or an interval
     # Every part of these is optional: they always match.
-    text = inner[_PREFIX.match(inner).end() :]  # type: ignore[union-attr]
-    match = _VALUE.match(text)
+    text = inner[PATTERNS.prefix.match(inner).end() :]
+    match = PATTERNS.value.match(text)
     if match is None:
         return None
     scale, unit = _read_scale(text[match.end() :])
-    unit, below = _BELOW_ZERO.subn("", unit)
+    unit, below = PATTERNS.below_zero.subn("", unit)
     if not _is_unit(unit):
         return None
     top = Fraction((match["top"] or match["number"]).replace(",", ""))
@@ -973,13 +738,13 @@ def _is_unit(rest: str) -> bool:
         sign for sign in rest if sign not in ".'’" and unicodedata.category(sign)[0] != "M"
     )
     # It may be empty: it always matches.
-    rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]
-    if not _UNIT.fullmatch(rest):
+    rest = rest[PATTERNS.unit_mark.match(rest).end() :]
+    if not PATTERNS.unit.fullmatch(rest):
         return False
-    words = re.findall(_WORD, rest)
+    words = re.findall(WORDS["word"], rest)
     if not words:
         return True
-    if _NO_UNIT_FIRST.fullmatch(words[0].casefold()) or words[-1] == "a":
+    if PATTERNS.no_unit_first.fullmatch(words[0].casefold()) or words[-1] == "a":
         return False
     return _is_unit_word(words[0], rest[0] == words[0][0]) and all(map(_is_unit_word, words[1:]))
 
@@ -988,11 +753,11 @@ def _is_unit_word(word: str, touches: bool = False) -> bool:
     """Whether `word` may be a part of a unit. `touches`: no space stands between the number and
     it.
     """
-    if _SHORT_UNIT.fullmatch(word):
+    if PATTERNS.short_unit.fullmatch(word):
         return len(word) > 1 or not touches
     word = word.casefold()
-    if not _VARIABLES.fullmatch(word):
+    if not PATTERNS.variables.fullmatch(word):
         return True
     if len(word) > 3 or (len(word) == 3 and not touches):
-        return not _NO_UNIT.fullmatch(word) and word not in string.ascii_lowercase
-    return _LITTLE_WORD.fullmatch(word) is not None and not touches
+        return not PATTERNS.no_unit.fullmatch(word) and word not in string.ascii_lowercase
+    return PATTERNS.little_word.fullmatch(word) is not None and not touches

@@ -47,7 +47,7 @@ from typing import ClassVar
 
 from . import answers
 from .math_verifier import Request, shared_verifier
-from .tables import NUMBERS, TABLES, WORDS, load_translation, rewrite_text
+from .tables import NUMBERS, PATTERNS, TABLES, load_translation, rewrite_text
 
 LETTERS = string.ascii_uppercase  # of choices
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
@@ -58,81 +58,13 @@ KIND_NAMES = {
     "math": "formulas",
     "words": "words",
 }
-_LATEX = re.compile(r"\\|\^|_\{|\$|\*\*")
-# `x = 3`, `2x + 1`, `(3, 4)`: an operator or a bracket, and no word but a function's name.
-_FORMULA = re.compile(
-    r"(?!.*[^\W\d_]{3})(?=.*[a-z])(?:[\w.]+ ?[=+*/<>] ?[\w(][\w.()=+*/<> -]*"
-    r"|[\w.()|][\w.()=+*/<>!|' -]*(?:[<>!=]=|[)|] ?[=+*/<>]) ?[-\w(|][\w.()=+*/<>|' -]*"
-    r"|(?-i:[a-z\d.]{1,4} ?- ?[a-z\d]{1,3})"
-    r"|-?[\d.]+[xyzni]|\([\w ./*+-]*[\d/*+-][\w ./*+-]*\) ?[(\w][\w.()+*/ -]*|[\w()+*/-]*(?:[\d)]"
-    r"|(?-i:\b[a-z]))!)"
-    r"|[(\[{][-\w.]+(?: ?, ?[-\w.]+)+[)\]}]",
-    re.IGNORECASE,
-)
-_FUNCTION = re.compile(
-    rf"(?<![a-zA-Z])(?:(?:{WORDS['functions']}|{WORDS['greek']}|sqrt|cbrt"
-    rf"|abs)(?= ?[(\d₀-₉πθ√*/^+-])"
-    rf"|(?<=[\d*/^+(-])(?:{WORDS['greek']})"
-    rf"|(?:{WORDS['functions']})(?= [a-z]\b)|infinity|inf)(?![a-zA-Z])"
-)
-# Signs that words don't have.
-_SIGNS = re.compile(
-    "(?!.*[^\\W\\d_²³¹⁰-₉]{3})(?!.*[⁺⁻]).*[π∞√∛∜≤≥≠≈±∓∪∩∈∉⊂⊆∅ℝℤℚℕℂ∑∫∂∇∧∨¬×÷·²³⁴-⁹ⁿθαβγδλσφω]",
-    re.DOTALL,
-)
-_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
-# An article has words behind it, and is no name: Hepatitis A, vitamin A deficiency.
-_ARTICLES = re.compile(rf"(?P<kept>\b{answers.LETTERED}\s+a\b)|\b(?:a|an|the)\b(?=\s+\S)")
 NOTATIONS = TABLES["notations"]
-# 52_8, (52)_{\text{eight}}, 52 (base 8): what is left of them without brackets and spaces.
-_BASE = re.compile(
-    rf"(-?[0-9A-F.]*?)(?:(?:_(?:base)?|(?:in)?base)([0-9]+|[a-z]+)|(?:in)?({'|'.join(NOTATIONS)}))",
-    re.IGNORECASE,
-)
-_SHIFTED = re.compile("([⁺⁻]?[⁰¹²³⁴-⁹ⁿ]+)|[₀-₉ₙ]+")
-_NO_BASE = re.compile(
-    r"\\(?:text(?:bf|up|rm|it)?|mathrm|mbox|operatorname|overline|underline)\b|\\left|\\right"
-    r"|\\[,;: !]|[\s{}()\[\]$*,]|\.\Z"
-)
-# What may stand before a pair, and before a set or an interval.
-_TUPLE = re.compile(r"\s*\$?(?:\\left)?\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*(?:\\right)?\)\s*=\s*")
-_NAMES = re.compile(rf"{_TUPLE.pattern}|[a-zA-Z](?:=|\\in|∈)")
-_APART = re.compile(r",|;|\\q?quad\b|\\(?:text|mbox)\s*\{\s*,?\s*and\s*\}|\band\b|\\land\b|\\{2}")
-_GIVEN = re.compile(r"\A[\s\\]*([a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+)\Z")
-_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(?:[ap]m)?")
-_NO_CLOCK = re.compile(r"\A0(?=\d:)|[\s{}$.~]|\\(?:text|mathrm|mbox|[,;:! ])")
-_TRANSPOSED = re.compile(r"\(([a-zA-Z]+)\)\^T")
-_DROPPED = re.compile(
-    r"[a-zA-Z)]'+(?![a-zA-Z])|(?:[a-zA-Z](?:\^-1)?)*[a-zA-Z)]\^T(?:[a-zA-Z](?:\^T|\^-1)?)*"
-    r"|\\frac(?:d|\\partial)[a-zA-Z]?(?:d|\\partial)[a-zA-Z]"
-)
-_PERCENT = re.compile(r"%|per ?cent")
 FLOAT_DIGITS = 7  # of a decimal that is a float written out, at least
 DOUBLE_DIGITS = 15  # of one of 64 bits
 LARGEST_SINGLE = 3.4e38
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
 _FOLDED = load_translation("folded") | load_translation("characters")
-# Between digits, before a number or a variable, after a letter (C++, A-, AB-): there punctuation
-# changes what is meant. Signs of mathematics always do.
-_MARKS = re.compile(
-    r"(?P<kept>(?<=\d)(?:[.:/^*'-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)"
-    r"|(?<!\w)-(?=[$€£]?\.?\d|[^\w\s-]|[a-z]\b)"
-    r"|(?<=\w)[+#]+(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2})|(?<=[a-z]\d))-+(?!\w)"
-    r"|(?<=\b\w )[-*/](?= \w\b)"
-    r"|(?<=\b[a-z])(?:'+(?=\(|\Z(?<!\w\w'))|[*^]+(?=[a-z0-9]\b))|(?<=\w)@(?=\w)"
-    r"|(?<!\w)!(?=[a-z]\b)|[♭♮])|[^\w\s]|_"
-)
-_JOINED = re.compile(r"(?<!\s)\s*([<>=≤≥≠≈|→←↔∧∨∩∪∈∉±])\s*|(?<=\b\w)\s*([-+*/^])\s*(?=\w\b)")
-# What has ends that differ in meaning: intervals, pairs, sets and lists of numbers and variables.
-_BRACKETED = re.compile(r"\s*([(\[{])(?!.*[^\W\d_]{3})[^,]*,.*([)\]}])\s*")
-_CHOICE_LABEL = re.compile(
-    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}"
-    r"|\(?([A-Z])\)(?=[\s~]|\\[ ,;]))"
-    r"(?:\\[,;:! ]|\\q?quad|\\hspace\{[^{}]*\}|[~\s])*(.*)",
-    re.DOTALL,
-)
-_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
 _CLOSED = {"yes", "no", "noanswer"}  # no partial credit for, or by, these
 
 
@@ -238,8 +170,8 @@ class MathGrader(Grader):
             if answer is not None:
                 stated, gold = map(_written_out, _same_kind(answer, answers.bare(written)))
                 stated, gold = _in_order(stated, gold)
-                if not _TUPLE.match(gold):
-                    stated = _TUPLE.sub("", stated)
+                if not PATTERNS.tuple.match(gold):
+                    stated = PATTERNS.tuple.sub("", stated)
                 verdict = _without_math_verify(stated, gold)
                 text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
@@ -259,10 +191,6 @@ class MathGrader(Grader):
 TRUTH: dict[str, str] = TABLES["truth"]
 # An answer that begins with one of these and a comma: the words behind explain it.
 OPPOSITE: dict[str, str] = TABLES["opposite"]
-_BEGUN = re.compile(
-    r"(\w+)(?:[,;:]\s|\s+[-–—]\s|\s+(?=[(\[]|(?:they|it|s?he|both|this|that|there)\b))(.+)",
-    re.DOTALL,
-)
 
 
 def extract_line(text: str, strict: bool = False) -> str | None:
@@ -295,7 +223,7 @@ class WordsGrader(ExactGrader):
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
         answer, gold = map(answers.bare, (answer, gold))
-        opposite, begun = OPPOSITE.get(normalize_words(gold)), _BEGUN.match(answer)
+        opposite, begun = OPPOSITE.get(normalize_words(gold)), PATTERNS.begun.match(answer)
         if opposite and begun and opposite not in normalize_words(begun[2]).split():
             answer = begun[1]
         if TRUTH.get(normalize_words(gold)) == normalize_words(answer):
@@ -307,13 +235,13 @@ class WordsGrader(ExactGrader):
         """Whether two answers are the same. Brackets around numbers or variables are one kind, or
         in one alone.
         """
-        ends = {m[1] + m[2] for text in (answer, gold) if (m := _BRACKETED.fullmatch(text))}
+        ends = {m[1] + m[2] for text in (answer, gold) if (m := PATTERNS.bracketed.fullmatch(text))}
         return super().same(answer, gold) and len(ends) < 2
 
     def key(self, answer: str) -> str:
         """The form of an answer by which equal ones are counted together in a vote."""
         return normalize_words(
-            answer.replace(",", ", ") if _BRACKETED.fullmatch(answer) else answer
+            answer.replace(",", ", ") if PATTERNS.bracketed.fullmatch(answer) else answer
         )
 
 
@@ -367,9 +295,9 @@ def kind_of(gold: str) -> str:
         return "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
-    plain = _FUNCTION.sub("π", gold.strip(" ."))
-    signs = _SIGNS.match(plain) and answers.gold_number(gold) is None
-    if _LATEX.search(gold) or signs or _FORMULA.fullmatch(plain):
+    plain = PATTERNS.function.sub("π", gold.strip(" ."))
+    signs = PATTERNS.signs.match(plain) and answers.gold_number(gold) is None
+    if PATTERNS.latex.search(gold) or signs or PATTERNS.formula.fullmatch(plain):
         return "math"
     parts = re.split(r",\s*", gold)
     listed = len(parts) > 1 and all(kind_of(part) in ("numbers", "math") for part in parts)
@@ -399,13 +327,15 @@ def normalize_words(text: str) -> str:
     Beyond it, accents and punctuation of any script go, and punctuation that means something stays:
     1.5 is not 15, C++ is not C.
     """
-    text = rewrite_text(answers.unglued(_TEXT.sub(r"\1", answers.untagged(text))), "twins")
+    text = rewrite_text(answers.unglued(PATTERNS.text.sub(r"\1", answers.untagged(text))), "twins")
     text = unicodedata.normalize("NFKD", text.casefold())
     text = re.sub("[\u0300-\u0337\u0339-\u036f]", "", text).translate(_FOLDED)
     text = unicodedata.normalize("NFC", text)
     text = re.sub(r"(?<=\b[a-z])\.\s*(?=[a-z]\b)", "", text)  # J. K. and J.K. are JK
-    said = _JOINED.sub(r"\1\2", _MARKS.sub(_drop_mark, text))
-    return " ".join(_ARTICLES.sub(_drop_mark, said if re.search(r"\w", said) else text).split())
+    said = PATTERNS.joined.sub(r"\1\2", PATTERNS.marks.sub(_drop_mark, text))
+    return " ".join(
+        PATTERNS.articles.sub(_drop_mark, said if re.search(r"\w", said) else text).split()
+    )
 
 
 def _drop_mark(mark: re.Match[str]) -> str:
@@ -428,11 +358,11 @@ def _written_out(text: str) -> str:
     """`text` with LaTeX for its repeating decimals and for raised and lowered digits, one spelling
     for primes, transposes and derivatives, and a tuple for a ratio of three terms or more."""
     text = answers.untagged(text)
-    text = _SHIFTED.sub(
+    text = PATTERNS.shifted.sub(
         lambda m: f"{'^' if m[1] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text
     )
     text = rewrite_text(text, "written")
-    text = _TRANSPOSED.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
+    text = PATTERNS.transposed.sub(lambda m: "".join(f"{name}^T" for name in reversed(m[1])), text)
     terms = text.strip(" $.").split(":")
     if len(terms) > 2 and not re.search(r"\\\{|[|=<>]", text):
         numbers = [answers.number(term) for term in terms]
@@ -454,7 +384,7 @@ def _same_kind(answer: str, gold: str) -> tuple[str, str]:
 
 def _split_label(latex: str) -> tuple[str, str]:
     """A choice's label in front of `latex`, "" where there is none, and what remains."""
-    parts = _CHOICE_LABEL.fullmatch(latex.strip())
+    parts = PATTERNS.choice_label.fullmatch(latex.strip())
     if parts is None:
         return "", latex
     return parts[1] or parts[3], f"{parts[2] or ''}{parts[4]}".strip().removesuffix("$")
@@ -480,7 +410,7 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
     """The verdict where it needs no algebra, else None."""
     if len(answer) > LONGEST_ANSWER:
         return Verdict.UNPARSED
-    if any(_DATE.fullmatch(text.strip(" $.")) for text in (answer, gold)):
+    if any(PATTERNS.date.fullmatch(text.strip(" $.")) for text in (answer, gold)):
         return Verdict.CORRECT if answers.equal(answer, gold) else Verdict.WRONG
     number, wanted = answers.number(answer), answers.number(gold)
     if number is not None and wanted is not None:
@@ -488,9 +418,9 @@ def _without_math_verify(answer: str, gold: str) -> Verdict | None:
             return None  # x = 5 is not y = 5
         if number == wanted or _is_rounded(number, wanted) or _is_rounded(wanted, number):
             return Verdict.CORRECT
-        return None if _PERCENT.search(f"{answer}\n{gold}") else Verdict.WRONG
-    times = sorted((_NO_CLOCK.sub("", text).lower() for text in (answer, gold)), key=len)
-    if all(map(_CLOCK.fullmatch, times)):  # one may leave the half of the day unsaid
+        return None if PATTERNS.percent.search(f"{answer}\n{gold}") else Verdict.WRONG
+    times = sorted((PATTERNS.no_clock.sub("", text).lower() for text in (answer, gold)), key=len)
+    if all(map(PATTERNS.clock.fullmatch, times)):  # one may leave the half of the day unsaid
         return Verdict.CORRECT if times[0] in (times[1], times[1][:-2]) else Verdict.WRONG
     if _dropped_marks(answer, gold) != _dropped_marks(gold, answer):
         return Verdict.WRONG
@@ -525,13 +455,13 @@ def _in_order(answer: str, gold: str) -> tuple[str, str]:
 def _read_assigned(text: str) -> dict[str, str]:
     """The values that `x = 1, y = 2` or `(x, y) = (1, 2)` give to two names or more, else none."""
     text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|[$\s]|(?<=[)\w]),?\\q?quad", " ", text).strip(" .")
-    pair = _TUPLE.match(text)
+    pair = PATTERNS.tuple.match(text)
     if pair:
         parts = text[pair.end() :].strip(" ()").split(",")
         values = dict(zip(re.findall("[a-zA-Z]", pair[0]), parts, strict=False))
     else:
-        parts = _APART.split(text)
-        values = dict(given for part in parts for given in _GIVEN.findall(part))
+        parts = PATTERNS.apart.split(text)
+        values = dict(given for part in parts for given in PATTERNS.given.findall(part))
     return values if 1 < len(values) == len(parts) else {}
 
 
@@ -539,7 +469,7 @@ def _dropped_marks(text: str, other: str) -> list[str]:
     """What `text` has of the marks that math-verify drops: primes, transposes with the product that
     they stand in, derivatives; of the right side alone where `other` has no left one."""
     text = re.sub(r"[\s{}$]|\\(?:left|right|cdot|,)", "", text)
-    return sorted(_DROPPED.findall(text if "=" in other else text.rpartition("=")[2]))
+    return sorted(PATTERNS.dropped.findall(text if "=" in other else text.rpartition("=")[2]))
 
 
 def _is_rounded(decimal: Fraction, exact: Fraction) -> bool:
@@ -557,7 +487,7 @@ def _is_rounded(decimal: Fraction, exact: Fraction) -> bool:
 def _in_base(text: str) -> tuple[str, str] | None:
     """The digits and the base of a number in a base (`52_8`), None for any other text. The base is
     what is written, where it is none (`52_a`)."""
-    number = _BASE.fullmatch(_NO_BASE.sub("", text))
+    number = PATTERNS.base.fullmatch(PATTERNS.no_base.sub("", text))
     if number is None:
         return None
     digits, named = number[1].upper().lstrip("0"), (number[2] or number[3]).lower()
@@ -572,7 +502,7 @@ def _bracket_kind(text: str) -> str | None:
     """`set` or `pair` for `\\{a, b\\}` or `(a, b)` and its like, intervals too; None for any other
     text."""
     text = rewrite_text(text, "brackets")
-    names = _NAMES.match(text)
+    names = PATTERNS.names.match(text)
     text = text[names.end() if names else 0 :]
     depth, commas = 0, 0
     for place, sign in enumerate(text):

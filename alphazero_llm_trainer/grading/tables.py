@@ -1,5 +1,5 @@
 """The tables of `tables.toml`, as the answer reader and the graders use them: languages, scale
-words and signs, the marks of thinking, and ways of writing one thing."""
+words and signs, the marks of thinking, ways of writing one thing, and the patterns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 TABLES: dict[str, Any] = tomllib.loads(
@@ -29,21 +30,33 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {code: Language(**fields) for code, fields in TABLES["languages"].items()}
-# Alternatives by their name; those of all languages, too.
+NUMBERS: dict[str, int] = TABLES["numbers"]
+# Alternatives by their name; those of all languages, too; and parts of patterns.
 WORDS = {name: "|".join(words) for name, words in TABLES["words"].items()} | {
     field: "|".join(getattr(language, field) for language in LANGUAGES.values())
     for field in ("answer", "option", "correct", "link")
 }
-NUMBERS: dict[str, int] = TABLES["numbers"]
+WORDS |= {name: "|".join(TABLES[name]) for name in ("numbers", "notations")}
+for scales in ("scales", "joined_scales"):
+    WORDS[scales] = "|".join(" ".join(TABLES[scales].values()).split())
+
+
+def fill_parts(pattern: str | list[str]) -> str:
+    """A pattern with the parts that it names in braces."""
+    return re.sub(r"\{([a-z_]+)\}", lambda part: WORDS.get(part[1], part[0]), "".join(pattern))
+
+
+for name, part in TABLES["parts"].items():
+    WORDS[name] = fill_parts(part)
+# What the reader and the graders look for, by its name.
+PATTERNS = SimpleNamespace(
+    **{name: re.compile(fill_parts(pattern)) for name, pattern in TABLES["patterns"].items()}
+)
 
 
 @cache
 def _load_rewrites(name: str) -> list[tuple[re.Pattern[str], str]]:
-    rows = []
-    for pattern, new in TABLES[name].items():
-        filled = re.sub(r"\{([a-z]+)\}", lambda words: WORDS.get(words[1], words[0]), pattern)
-        rows.append((re.compile(filled), new))
-    return rows
+    return [(re.compile(fill_parts(pattern)), new) for pattern, new in TABLES[name].items()]
 
 
 def rewrite_text(text: str, name: str) -> str:
