@@ -42,7 +42,8 @@ _aside: ContextVar[bool] = ContextVar("aside", default=False)
 
 
 class Output:
-    """Standard output, but for what is printed within `printing_aside`, which standard error gets."""
+    """Standard output, but for what is printed within `printing_aside`, which standard error
+    gets."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out

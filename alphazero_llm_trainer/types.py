@@ -193,7 +193,8 @@ def text_of(steps: Iterable[Step]) -> str:
 
 
 def logprobs_of(steps: Iterable[Step]) -> Logprobs:
-    """The log-probabilities of the tokens of `steps`, one after the other `[T]`: 0 of given ones."""
+    """The log-probabilities of the tokens of `steps`, one after the other `[T]`: 0 of given
+    ones."""
     return tuple(value for step in steps for value in step.logprobs)
 
 

@@ -1,5 +1,5 @@
-"""What benchmarks of arms share: the stages of a seed, learning rates, students' greedy answers, and
-differences over problems and seeds.
+"""What benchmarks of arms share: the stages of a seed, learning rates, students' greedy answers,
+and differences over problems and seeds.
 
 Every stage is a command of the package in a process of its own. A stage that left its last file is
 not run again, and a stopped training goes on, so that the same command of a benchmark goes on where
@@ -39,8 +39,8 @@ EIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A method of `train` ("" is the command as it comes), its settings, and the learning rate in the
-    middle of those that are tried.
+    """A method of `train` ("" is the command as it comes), its settings, and the learning rate in
+    the middle of those that are tried.
 
     `size` sets the questions of a round: what a question takes, in the benchmark's unit, or how
     many there are.
@@ -150,8 +150,8 @@ class Seed:
 
 
 class Greedy:
-    """Right (1) or wrong (0) by problem of students' greedy answers, each kept in `work`/greedy.json
-    by name.
+    """Right (1) or wrong (0) by problem of students' greedy answers, each kept in
+    `work`/greedy.json by name.
     """
 
     def __init__(self, work: Path, settings: Sequence[str]) -> None:

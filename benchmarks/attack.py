@@ -40,7 +40,8 @@ from alphazero_llm_trainer.chat.client import ChatClient  # noqa: E402
 
 LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
-# Descriptors of the server, and clients that say nothing or half of something to it, or read nothing.
+# Descriptors of the server, and clients that say nothing or half of something to it, or read
+# nothing.
 FILES, SILENT = 300, 400
 MOST_MIB = 150  # of memory that these may take
 JSON = {"Content-Type": "application/json"}
@@ -92,8 +93,8 @@ def healthy(url: str) -> float:
 
 
 def clients(rng: Random, folder: Path) -> Tries:
-    """Silent clients, half-sent requests and unread answers in crowds, made-up requests, and SIGTERM
-    while one is under way.
+    """Silent clients, half-sent requests and unread answers in crowds, made-up requests, and
+    SIGTERM while one is under way.
     """
     with serving(folder / "log") as served:
         url, process = served.url, served.process
@@ -125,8 +126,10 @@ def clients(rng: Random, folder: Path) -> Tries:
         body = json.dumps(
             {"model": "student", "messages": [{"role": "user", "content": "1 and 2?"}]}
         ).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        head = f"{head}Content-Length: {len(body)}\r\n\r\n".encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
         for wrong in (*BAD, b'{"model": "' + b"x" * 5000 + b'"}'):
             answer = httpx.post(
                 f"{url}/v1/chat/completions", content=wrong, headers=JSON, timeout=30

@@ -395,7 +395,8 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     )
     result = {
         "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
-        "questions": len(prompts), "prompt_tokens": sum(map(len, prompts)), "new_tokens": 2 * NEW_TOKENS, "rows": rows,
+        "questions": len(prompts), "prompt_tokens": sum(map(len, prompts)),
+        "new_tokens": 2 * NEW_TOKENS, "rows": rows,
         # bfloat16's log-probabilities against the model's forward in fp32, nats
         "numerics": check_numerics(engine, model, prompt(QUESTION)),
     }  # fmt: skip

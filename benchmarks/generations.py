@@ -12,14 +12,15 @@ many questions as take the same sampled and scored tokens (GRPO passes once over
 - constant value: the same trees searched under a constant, while the value is trained all the same,
   or its loss is left out too; expert iteration's tree, the default's;
 - adaptive RFT: chains from the root until one is right, within the same tokens a question;
-- step rejection: the same, but a rejected step alone is drawn again, and a chain that ends is the end;
+- step rejection: the same, but a rejected step alone is drawn again, and a chain that ends is the
+  end;
 - RFT of eight: the right ones of eight samples; GRPO: those eight, by correctness.
 
 Answering: the tree under the value that was learnt, the same one permuted among siblings, the exact
 one and a constant, against step rejection, adaptive best-of-n and beam search. Rates, temperatures
-and questions a round are chosen on validation problems with the first seed. Every stage is a command
-of the package, or a cell of answers; one that is there is not made again. PROTOCOL.md says what is
-compared.
+and questions a round are chosen on validation problems with the first seed. Every stage is a
+command of the package, or a cell of answers; one that is there is not made again. PROTOCOL.md says
+what is compared.
 
     uv run python benchmarks/generations.py tokens --model RUN/student --out FILE
     uv run python benchmarks/generations.py speed --model START --out FILE
@@ -86,8 +87,8 @@ UNGUIDED = f"train.method={Path(__file__).with_name('unguided.py').resolve()}:UN
 CONSTANT = f"{UNGUIDED} search.select=best-first"
 SAME = "rewards.step_penalty=0 search.simulations=1000"
 SAME += " search.budget_tokens=720"  # as alphazero's recipe
-# `size`: a question's tokens by a run that read no test problem; they set the tuning runs' questions
-# alone.
+# `size`: a question's tokens by a run that read no test problem; they set the tuning runs'
+# questions alone.
 ARMS = {
     AZ: Arm("alphazero", "", 5e-4, 467),
     "alphazero, Gumbel": Arm("alphazero", "train.credit=gumbel search.enough_correct=0", 5e-4, 720),

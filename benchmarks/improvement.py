@@ -16,8 +16,9 @@ rejected step, until the first right response. Its controls leave out a part of 
 - restarts: chains under the rule, each from the root, until the first right one;
 - alphazero: policy and value trained together (`train --config alphazero`), two answers' tokens a
   question, which take as many in all;
-- GRPO samples, by correctness, with a weight of .3 for below-average rows as the package has it, and
-  of 1 as published; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL penalty).
+- GRPO samples, by correctness, with a weight of .3 for below-average rows as the package has it,
+  and of 1 as published; GRPO trees, as `--use-grpo` comes (UCB1, the combined reward, a KL
+  penalty).
 
 Every arm makes as many rounds as `tree`, and as many updates, but for GRPO, which passes over its
 rows once or as its recipe says; a round has as many questions as take the tree's tokens. Each has

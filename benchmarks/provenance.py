@@ -70,7 +70,8 @@ def write(out: Path, figures: Mapping[str, Any]) -> None:
     """A benchmark's figures as JSON, with their age and the command that runs, where `figures` has
     none.
     """
-    asked = f"uv run python benchmarks/{Path(sys.argv[0]).name} {shlex.join(map(portable, sys.argv[1:]))}".strip()
+    script, *words = sys.argv
+    asked = f"uv run python benchmarks/{shlex.join((Path(script).name, *map(portable, words)))}"
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": asked, **BEGAN, **figures}, indent=1, ensure_ascii=False)
     out.write_text(text + "\n", encoding="utf-8")

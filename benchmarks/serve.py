@@ -154,7 +154,8 @@ class Served:
         environment.pop("ALPHAZERO_API_KEY", None)
         few = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
         self.process = subprocess.Popen(
-            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *flags],
+            [*few, sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded",
+             "--port", "0", *flags],
             env=environment, cwd=provenance.ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -256,7 +257,10 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
                 body = json.dumps(
                     questions.body({"model": "student@beam", "budget_tokens": 20_000})
                 ).encode()
-                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host.host}\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = (
+                    f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host.host}\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n"
+                )
                 writer.write(head.encode() + body)
                 await writer.drain()
                 wrong = BAD[gone % len(BAD)]
@@ -278,12 +282,10 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
 
 
 def table(http: dict[str, Any]) -> str:
-    lines = [
-        f"{'method / clients':30}{'p50 ms':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'errors':>8}"
-    ]
+    lines = ["method / clients                p50 ms     p95     p99   req/s   tok/s  errors"]
+    figures = ("p50_ms", "p95_ms", "p99_ms", "requests_per_second")
     for name, row in http.items():
-        figures = [row[f"{one}_ms"] for one in ("p50", "p95", "p99")] + [row["requests_per_second"]]
-        cells = "".join(f"{figure:8.1f}" for figure in figures)
+        cells = "".join(f"{row[figure]:8.1f}" for figure in figures)
         lines.append(
             f"{name:30}{cells}{row['sampled_tokens_per_second']:8.0f}{sum(row['errors'].values()):8}"
         )

@@ -4,9 +4,9 @@ search less the best one that reads no value.
     uv run python benchmarks/starts.py --model checkpoints/pancake
 
 `--model` is the start that chooses, on validation problems alone: each arm's learning rate by the
-mean of two seeds, its questions a round by its tokens, PUCT's constant with and without a value, and
-the best search without one. Then the arms train from starts of their own, one of each of `--seeds`.
-A stage that is there is not made again. PROTOCOL.md says what is compared.
+mean of two seeds, its questions a round by its tokens, PUCT's constant with and without a value,
+and the best search without one. Then the arms train from starts of their own, one of each of
+`--seeds`. A stage that is there is not made again. PROTOCOL.md says what is compared.
 """
 
 from __future__ import annotations

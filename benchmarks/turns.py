@@ -69,8 +69,8 @@ CREDITS = {
 TREE, GIGPO = ("tree", "turn"), ("chains", "gigpo")
 CONCURRENT = 16  # questions
 DRAWS = 2000  # of a bootstrap
-# GiGPO's: what an advantage is divided by, the discount, the step's part beside the outcome's (None:
-# that part alone), and what a state is known by.
+# GiGPO's: what an advantage is divided by, the discount, the step's part beside the outcome's
+# (None: that part alone), and what a state is known by.
 VARIANTS = tuple(product(("deviation", "one"), (0.95, 1.0), (1.0, None), ("seen", "whole")))
 
 BUDGET = 320  # tokens of an answer

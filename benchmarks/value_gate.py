@@ -4,8 +4,8 @@
 
 A trained student answers validation problems of one level by every search. The noise is planted: it
 is as large as makes the value tell so many of two steps after one state (`--pairs`) right, and each
-state keeps its own. A game, level and budget can show a learned value where the best search under the
-noisy one beats every search without one.
+state keeps its own. A game, level and budget can show a learned value where the best search under
+the noisy one beats every search without one.
 """
 
 from __future__ import annotations

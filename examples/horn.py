@@ -1,13 +1,13 @@
 """A game of your own as a source, in one file: `--source examples/horn.py:Horn`.
 
-    uv run alphazero-llm-trainer sft --source examples/horn.py:Horn --model small --out checkpoints/horn
+    uv run alphazero-llm-trainer sft --source examples/horn.py:Horn --model small --out runs/horn
     uv run alphazero-llm-trainer train --config alphazero --source examples/horn.py:Horn --model RUN
 
 From letters that are known, rules derive further letters: `5 steps: b+k to q: k>d b+d>q d>m ...`. A
 step is a rule whose letters are known, such as `b+d>q`, and its letter is known then. The letter
-that is asked for ends the game; it is a chain of rules away, and most rules lead elsewhere. One step
-more is allowed than the chain has, so that a wrong step can hardly be mended. Random legal play
-derives the letter in about 3% of the games. `exact_value` knows which steps lead on.
+that is asked for ends the game; it is a chain of rules away, and most rules lead elsewhere. One
+step more is allowed than the chain has, so that a wrong step can hardly be mended. Random legal
+play derives the letter in about 3% of the games. `exact_value` knows which steps lead on.
 """
 
 import random
@@ -79,7 +79,8 @@ def legal(rules: Iterable[Rule], known: frozenset[str]) -> list[Rule]:
 
 
 def play(question: str, steps: Sequence[str]) -> frozenset[str] | None:
-    """The letters known after `steps`, None where one isn't legal or the game was over before it."""
+    """The letters known after `steps`, None where one isn't legal or the game was over before
+    it."""
     allowed, known, goal, rules = read_question(question)
     if len(steps) > allowed:
         return None

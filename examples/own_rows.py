@@ -11,7 +11,10 @@ from pathlib import Path
 
 import alphazero_llm_trainer as az
 
-QUESTION = "{} has {} coins. On the way home he gets {} coins. Zoe has {} more coins than {}. How many coins does Zoe have?"
+QUESTION = (
+    "{} has {} coins. On the way home he gets {} coins. Zoe has {} more coins than {}. How many "
+    "coins does Zoe have?"
+)
 
 rows, model = Path("rows.jsonl"), "embedded"
 if len(sys.argv) == 3:

@@ -6,7 +6,10 @@ import random
 
 import alphazero_llm_trainer as az
 
-QUESTION = "Ben has {} red pens and {} blue pens. He gives {} pens to Ana. How many pens does Ben have left?"
+QUESTION = (
+    "Ben has {} red pens and {} blue pens. He gives {} pens to Ana. How many pens does Ben have "
+    "left?"
+)
 numbers = random.Random(1)
 drawn = {
     (numbers.randint(4, 25), numbers.randint(2, 12), numbers.randint(2, 9)) for _ in range(700)

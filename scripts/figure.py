@@ -5,7 +5,8 @@ benchmarks/results.
     uv run --group docs python scripts/figure.py --run checkpoints/run-001
 
 - first-run: the curve of the run that README's command makes, beside a tree that taught it;
-- arms: accuracy on validation problems over sampled tokens, at rates that keep what the start knows;
+- arms: accuracy on validation problems over sampled tokens, at rates that keep what the start
+  knows;
 - generations: accuracy by generation, and by tokens of an answer, on pancake sorting.
 
 `--run` writes first_run.json from a run's folder before. A figure whose JSON isn't there is left.
@@ -150,7 +151,8 @@ def draw_arms(data: dict[str, Any], figure: Figure, theme: tuple[Any, ...]) -> N
         arm["arm"]: arm for arm in read(provenance.RESULTS / "step_rejection.json")["summary"]
     }
     for measured in data["summary"]:
-        # GRPO's own rate is below the one that all have here, at which it falls far below the start.
+        # GRPO's own rate is below the one that all have here, at which it falls far below the
+        # start.
         arm = min(measured, chosen[measured["arm"]], key=lambda one: one["rate"])
         points = [{"tokens": 0, "accuracy": [start] * 3}, *arm["curve"]]
         tokens = [point["tokens"] / 1000 for point in points]

@@ -3,8 +3,8 @@
 
     uv run --no-project --with mctx python scripts/gumbel_golden.py
 
-writes tests/golden/gumbel.json and scaled_puct.json, with which tests compare this package's search.
-mctx and jax are needed here alone. A case is a game without an end, see `child`.
+writes tests/golden/gumbel.json and scaled_puct.json, with which tests compare this package's
+search. mctx and jax are needed here alone. A case is a game without an end, see `child`.
 """
 
 from __future__ import annotations

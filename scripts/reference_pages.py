@@ -224,7 +224,10 @@ def students() -> Iterator[str]:
     for name, model in models.items():
         size = model.get("download_gb", "")
         gated = f"yes; mirror {code(model['mirror'])}" if model.get("gated") else "no"
-        yield f"| {code(name)} | {code(model['path'])} | {model['adapter']} | {model['quantization']} | {gated} | {size} |"
+        yield (
+            f"| {code(name)} | {code(model['path'])} | {model['adapter']} "
+            f"| {model['quantization']} | {gated} | {size} |"
+        )
 
 
 def tiers() -> Iterator[str]:

@@ -16,8 +16,8 @@ shown", is a template:
 
 Formats are Python's, and `ci`, `gain`, `judged`, `verdict` of a value with its interval, `list` and
 `count` of a list. Below a part stand the commit and day of its figures, and the command that
-measured them: "there" is at that commit, where its script has gone since. A bullet of README that is older than the last
-release says its day.
+measured them: "there" is at that commit, where its script has gone since. A bullet of README that
+is older than the last release says its day.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ def measured(stem: str, again: str | None = None) -> str:
     data = load(stem)
     file = path_of(stem).relative_to(ROOT).as_posix()
     at = {True: "at", False: "with uncommitted changes to", None: "at or before"}[data["clean"]]
-    commit = f"[`{data['commit'][:7]}`]({REPOSITORY}/commit/{data['commit']})"
+    commit = f"[`{data['commit'][:7]}`]({REPOSITORY}/commit/{data['commit']}), {data['date']}"
     words, there = command(data) if again is None else (again, True)
-    line = f"- [{path_of(stem).name}]({REPOSITORY}/blob/main/{file}) measured {at} {commit}, {data['date']}"
+    line = f"- [{path_of(stem).name}]({REPOSITORY}/blob/main/{file}) measured {at} {commit}"
     return f"{line}{':' if there else ', there by'} `{words}`" if words else line
 
 

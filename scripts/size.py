@@ -1,6 +1,6 @@
-"""How large the house is: code tokens by room, the sums beside their aims, and what must be open for a
-change (`reading_paths.yaml`). It exits with 1 where a sum is above both its aim and its record, or a
-name of a path is gone.
+"""How large the house is: code tokens by room, the sums beside their aims, and what must be open
+for a change (`reading_paths.yaml`). It exits with 1 where a sum is above both its aim and its
+record, or a name of a path is gone.
 
     uv run python scripts/size.py
 
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
 TESTS_SHARE = 0.72  # of the package as it is
-# What each sum should be, and what it was when it was recorded: one above its aim may shrink and not
-# grow (docs/design.md section 2: what an addition exceeds, it takes out elsewhere).
+# What each sum should be, and what it was when it was recorded: one above its aim may shrink and
+# not grow (docs/design.md section 2: what an addition exceeds, it takes out elsewhere).
 LIMITS = {
     "package": {"aim": 228_000, "record": 261_130},
     "tests": {"record": 201_960},  # its aim: TESTS_SHARE
@@ -135,7 +135,8 @@ def sums(package: int) -> dict[str, int]:
 
 
 def main() -> int:
-    """Print the sizes, and last those that grew above their limits; the exit code: 1 where one did."""
+    """Print the sizes, and last those that grew above their limits; the exit code: 1 where one
+    did."""
     python = tracked(f"{PACKAGE}/*.py")
     sizes = rooms(python)
     for room, size in sizes.most_common():

@@ -163,9 +163,8 @@ def main() -> int:
         rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         for row in sorted(rows, key=lambda row: row["what"]):
             print(
-                "{what}, {backend}: in-process {inprocess}, vLLM {vllm}, difference {difference}".format_map(
-                    row
-                )
+                "{what}, {backend}: in-process {inprocess}, vLLM {vllm}, "
+                "difference {difference}".format_map(row)
             )
         if code == 0:
             result = {

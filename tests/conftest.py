@@ -128,9 +128,9 @@ def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = str(chromium())
     flags = (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--window-size=1280,800",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-sync", "--disable-background-networking", "--disable-component-update",
+        "--window-size=1280,800", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
     )  # fmt: skip
     for flag in flags:
         options.add_argument(flag)

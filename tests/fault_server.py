@@ -29,8 +29,8 @@ FAULTS = (*MESSAGES, *FREE, "hang", "drip", "cut", "html")
 
 
 class FakeServer:
-    """Has `respond(request)` answer what comes to `route`, on a thread and an event loop of its own.
-    Entered, it is its base URL.
+    """Has `respond(request)` answer what comes to `route`, on a thread and an event loop of its
+    own. Entered, it is its base URL.
     """
 
     route = "/v1/chat/completions"

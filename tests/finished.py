@@ -1,4 +1,5 @@
-"""Finished runs of the shipped student, one a method: made once a session, for whoever reads one."""
+"""Finished runs of the shipped student, one a method: made once a session, for whoever reads
+one."""
 
 import fcntl
 import os

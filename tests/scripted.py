@@ -114,8 +114,8 @@ class Lines:
 
 
 class ScriptedTokens:
-    """FAKE policy (`mcts.expansion.TokenPolicy`): next-token distributions are a hash of the prefix.
-    A test tool.
+    """FAKE policy (`mcts.expansion.TokenPolicy`): next-token distributions are a hash of the
+    prefix. A test tool.
 
     `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts
     what was asked.
@@ -175,8 +175,8 @@ class ScriptedTokens:
 
 
 class ScriptedAdvisor:
-    """FAKE teachers (`mcts.expansion.Advisor`): the same proposals everywhere, where `wants` says so;
-    it keeps what it is asked and told.
+    """FAKE teachers (`mcts.expansion.Advisor`): the same proposals everywhere, where `wants` says
+    so; it keeps what it is asked and told.
     """
 
     def __init__(self, proposals, wants=lambda agreement, best: True):

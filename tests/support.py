@@ -1,4 +1,5 @@
-"""Tiny real models and what is measured over them: a random Llama, an engine, a round of training."""
+"""Tiny real models and what is measured over them: a random Llama, an engine, a round of
+training."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def grpo_config(overrides=()):
 
 # Far from uniform, with grouped keys.
 SHAPE = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "bos_token_id": None, "initializer_range": 0.25,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "bos_token_id": None, "initializer_range": 0.25,
 }  # fmt: skip
 
 

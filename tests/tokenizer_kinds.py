@@ -1,5 +1,5 @@
-"""Tiny tokenizers of the kinds that the field's models have (tests/cases/tokenizers.yaml), and random
-models that read them.
+"""Tiny tokenizers of the kinds that the field's models have (tests/cases/tokenizers.yaml), and
+random models that read them.
 """
 
 from __future__ import annotations

@@ -297,8 +297,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         config = load_config(chosen.config_file)
         if chosen.split is None:
             raise ConfigError(
-                f"split isn't named, and {find_trainer()} may train on these rows or evaluate on them: "
-                'name split = "train" for training, split = "test" for an evaluation'
+                f"split isn't named, and {find_trainer()} may train on these rows or evaluate on "
+                'them: name split = "train" for training, split = "test" for an evaluation'
             )
         own = chosen.model_dump(include={"source", "levels", "path"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | own)

@@ -125,7 +125,8 @@ class VerifiersWorld(ToolWorld):
         self.said += ((said, messages),)
 
     async def final_reward(self) -> float:
-        """The reward of the episode, from 0 to 1. The task's own rewards on the trace of the turns."""
+        """The reward of the episode, from 0 to 1. The task's own rewards on the trace of the
+        turns."""
         trace = self.trace.model_copy(deep=True, update={"state": self.state})
         trace = await score_reply(self.agent, self.task, self.wire_messages(), trace)
         reason = why_unscored(trace)

@@ -21,8 +21,8 @@ that a limit cut the last number is an accident. Where rule 1 or 3 finds a sente
 number, that number is the answer. `words=True` is for answers that need not be numbers (LaTeX,
 names): rules 1 to 3, each as it stands. `extract_number` is for answers that are numbers: by the
 same rules, and what is no number is no answer. There a statement is read as a person reads it
-(`_numeric_form`): the last side of a calculation, units of one letter, groups of digits, no remark and
-no decoration. `extract_choice` is for letters of choices: what names none is passed over.
+(`_numeric_form`): the last side of a calculation, units of one letter, groups of digits, no remark
+and no decoration. `extract_choice` is for letters of choices: what names none is passed over.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact
 fractions: thousands separators, currency, units and trailing zeros don't matter; a percent sign is

@@ -1,4 +1,5 @@
-"""Rows whose tokens have the advantages that their responses, steps or turns earned (`train.credit`)."""
+"""Rows whose tokens have the advantages that their responses, steps or turns earned
+(`train.credit`)."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
     """Whether a training's products are in bfloat16, over weights and an optimiser as they are
     (`train.precision`).
 
-    `auto`: on CUDA for bfloat16 students; on a CPU with AVX512-BF16, where training is faster in it,
-    for models that are large enough to be bound by them.
+    `auto`: on CUDA for bfloat16 students; on a CPU with AVX512-BF16, where training is faster in
+    it, for models that are large enough to be bound by them.
     """
     if precision != "auto":
         return precision == "bfloat16"

@@ -18,12 +18,13 @@ class RoundStats:
     deepest nodes.
 
     `updates_left_out` counts those that `train.buffer_passes` kept from being made, `taught` the
-    distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
-    reward ended, which are among the `failed` ones. `value_auc` is AUC of AlphaZero's value over the
-    states of these trees, `value_pair_accuracy` the share of pairs of steps after one state that it
-    has in the right order, `value_error` how far its mean is above their outcomes'. `teacher_kl` is a
-    distillation's KL(student || teacher) in nats a drawn token, `teacher_share` the tokens that its
-    teacher scored over those of the responses one by one. None of a method without them.
+    distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's
+    own reward ended, which are among the `failed` ones. `value_auc` is AUC of AlphaZero's value
+    over the states of these trees, `value_pair_accuracy` the share of pairs of steps after one
+    state that it has in the right order, `value_error` how far its mean is above their outcomes'.
+    `teacher_kl` is a distillation's KL(student || teacher) in nats a drawn token, `teacher_share`
+    the tokens that its teacher scored over those of the responses one by one. None of a method
+    without them.
     """
 
     round: int

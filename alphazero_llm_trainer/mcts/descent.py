@@ -66,9 +66,9 @@ def rescaled_rule(rule: Rule) -> Rule:
 class OpenNode(NamedTuple):
     """A node that a step can be drawn from, as a `Priority` reads it.
 
-    `logprob` (nats) is of the path to it and a step not drawn yet, under `child_shares`; `draws` are those
-    from it so far and in flight; `value` is its V, the mean of what was backed up where its V isn't
-    known, and None in a search without a value.
+    `logprob` (nats) is of the path to it and a step not drawn yet, under `child_shares`; `draws`
+    are those from it so far and in flight; `value` is its V, the mean of what was backed up where
+    its V isn't known, and None in a search without a value.
     """
 
     depth: int

@@ -1,8 +1,8 @@
 """The selection rules: which child a simulation descends to. `descent.py` makes a descent of them.
 
 N are visits, W sums of rewards, P priors. Q of a child is `discount * W/N`, read as
-`(Q - tree.low) / tree.span`, which is W/N until a value guides the search (`descent.rescaled_rule`) and
-a discount is set. A simulation in flight counts as `tree.virtual` visits of value 0 (virtual
+`(Q - tree.low) / tree.span`, which is W/N until a value guides the search (`descent.rescaled_rule`)
+and a discount is set. A simulation in flight counts as `tree.virtual` visits of value 0 (virtual
 loss). Under a verifier a node has one more arm: a step not drawn yet.
 """
 

@@ -48,7 +48,8 @@ class VerifiedExpansion(Expansion[StepPolicy]):
 
     Without rollouts (`search.rollout: none`) a simulation is one step, and its V is backed up once:
     a rejected one changes no mean, for V of what stands before it was backed up as that was drawn.
-    A step into a state that the tree has reached by no more steps is rejected too. A step that was not checked has no score.
+    A step into a state that the tree has reached by no more steps is rejected too. A step that was
+    not checked has no score.
     """
 
     choice = draws = 1

@@ -207,8 +207,8 @@ def from_tasks(tasks: Any, problems: ProblemsConfig) -> TaskList:
             row = dict(zip(RowColumns._fields, row, strict=False))  # noqa: PLW2901
         if not isinstance(row, Mapping):
             raise DataError(
-                f"source {address} has {repr(row)[:QUESTION_SHOWN]} as task {number}: give (question, "
-                "answer)"
+                f"source {address} has {repr(row)[:QUESTION_SHOWN]} as task {number}: give "
+                "(question, answer)"
             )
         placed = (row, f"source {address}, task {number}")
         rows.append((split_at(placed), placed))

@@ -154,8 +154,8 @@ class Stage:
             )
             if self.endings.setdefault(text_of(path), ending) != ending:
                 raise RequestError(
-                    f"the world of {self.problem.id} ended differently after turns that read alike, "
-                    "joined: line ends in a turn tell nothing apart"
+                    f"the world of {self.problem.id} ended differently after turns that read "
+                    "alike, joined: line ends in a turn tell nothing apart"
                 )
         else:
             self.places[ids_of(path)] = after
@@ -302,7 +302,8 @@ class TurnPolicy(StepPolicy):
         directions: Sequence[Direction],
         verdict: str,
     ) -> RewardParts:
-        """What `terminal.finished_earns_one` says, of an episode: it ended, and states an answer."""
+        """What `terminal.finished_earns_one` says, of an episode: it ended, and states an
+        answer."""
         stated = self.state_answer(problem, text_of(steps))
         answers = source_of(problem).final_answer(stated) is not None
         return RewardParts(total=float(verdict in WHOLE and answers))
@@ -310,8 +311,8 @@ class TurnPolicy(StepPolicy):
     async def draw(
         self, problem: Problem, steps: Steps, wanted: Wanted
     ) -> tuple[list[Continuation], Cost]:
-        """Turns and what their worlds answer. `without` is of single turns alone: what follows one depends on the
-        world.
+        """Turns and what their worlds answer. `without` is of single turns alone: what follows one
+        depends on the world.
         """
         stage = self.stages.get(problem.id)
         if stage is None:

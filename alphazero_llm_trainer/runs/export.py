@@ -124,8 +124,8 @@ def tree_rows(
     for record, tree in records:
         if kind != "value" and any(tree.seen):
             raise DataError(
-                f"the tree {record['key']!r} has turns of a world, and rows of --kind {kind} don't tell "
-                "what it answered: name --kind rollouts, which has a mask, or value"
+                f"the tree {record['key']!r} has turns of a world, and rows of --kind {kind} don't "
+                "tell what it answered: name --kind rollouts, which has a mask, or value"
             )
         problem = record["problem"]
         common = {

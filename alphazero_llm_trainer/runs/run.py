@@ -185,8 +185,8 @@ class Run:
             f"student {self.student.title} ({self.adapter} weights trained), {train.method}, seed "
             f"{self.config.seed}\n"
             f"{planned} in {self.size.planned}, {train.groups} groups, {teachers}, "
-            f"{len(self.prepared.demonstrations):,} demonstrations "
-            f"replayed, engine: {describe_engine(self.config)}{self.few_updates()}{self.few_rounds()}"
+            f"{len(self.prepared.demonstrations):,} demonstrations replayed, "
+            f"engine: {describe_engine(self.config)}{self.few_updates()}{self.few_rounds()}"
         )
 
     def few_rounds(self) -> str:
@@ -195,8 +195,9 @@ class Run:
             return ""
         enough = CRITIC_ROUNDS * self.size.questions_per_round + 1
         return (
-            f"\nthe first {CRITIC_ROUNDS} rounds train {self.method.name}'s critic alone, and this run "
-            f"has no more: the policy learns from its draws with --num-examples {enough:,} or more"
+            f"\nthe first {CRITIC_ROUNDS} rounds train {self.method.name}'s critic alone, and this "
+            "run has no more: the policy learns from its draws with --num-examples "
+            f"{enough:,} or more"
         )
 
     def few_updates(self) -> str:

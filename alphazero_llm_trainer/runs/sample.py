@@ -57,8 +57,8 @@ def run_sample(
 
     Questions run beside each other, `search.concurrent` a worker. One that failed, or whose worker
     died, may have been taken down by a neighbour: it runs again after the others, with nothing
-    beside it on its worker, and is set aside after `QUESTION_ATTEMPTS` failures there. A `FATAL` error is
-    raised.
+    beside it on its worker, and is set aside after `QUESTION_ATTEMPTS` failures there. A `FATAL`
+    error is raised.
 
     Args:
         job: what to sample.

@@ -73,9 +73,10 @@ class Summary:
         lines = [f"{self.trees:,} of {self.questions:,} questions have a tree in {folder}"]
         if self.session_trees:
             lines.append(
-                f"searched now: {self.session_trees:,} in {show_duration(self.seconds)}; {self.right:,} "
-                f"of {self.responses:,} responses are right, and {self.solved_trees:,} trees have "
-                f"a right one; {tokens:,} sampled tokens, {tokens / self.seconds:,.0f} a second"
+                f"searched now: {self.session_trees:,} in {show_duration(self.seconds)}; "
+                f"{self.right:,} of {self.responses:,} responses are right, and "
+                f"{self.solved_trees:,} trees have a right one; {tokens:,} sampled tokens, "
+                f"{tokens / self.seconds:,.0f} a second"
             )
         if self.skipped:
             lines.append(

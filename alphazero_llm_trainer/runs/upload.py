@@ -20,9 +20,9 @@ from ..types import Facts
 TAGS = ("alphazero-llm-trainer", "tree-search", "mcts", "llm", "reinforcement-learning")
 NAMED_SOURCES = ("gsm8k", "math", "hotpotqa")  # sources that others know by this name
 CARRIED = f"""
-The folder carries a value (`{VALUE}/`): a layer over the student's own last hidden states, which says
-how likely a state of a response is to end right. Given this folder, `search`, `eval` and `serve` of
-alphazero-llm-trainer use it without being told. Other programs read the student alone.
+The folder carries a value (`{VALUE}/`): a layer over the student's own last hidden states, which
+says how likely a state of a response is to end right. Given this folder, `search`, `eval` and
+`serve` of alphazero-llm-trainer use it without being told. Other programs read the student alone.
 """
 
 
@@ -94,9 +94,10 @@ def write_model_card(folder: Path, run: Facts, base: str, adapter: bool) -> None
     text = f"""
 # {run["student"]}, trained by search
 
-{"An adapter for" if adapter else "A model trained from"} {named}, by alphazero-llm-trainer {__version__}:
-`{run["method"]}` over {run["rounds"]} rounds on {run["questions"]:,} questions of
-`{run["config"]["problems"]["source"]}`, seed {run["seed"]}. Kept: {run["kept"]}.
+{"An adapter for" if adapter else "A model trained from"} {named}, by
+alphazero-llm-trainer {__version__}: `{run["method"]}` over {run["rounds"]} rounds on
+{run["questions"]:,} questions of `{run["config"]["problems"]["source"]}`, seed {run["seed"]}.
+Kept: {run["kept"]}.
 Held-out test problems: {results_text(run)}.
 Licence: {"Apache-2.0" if ours else f"that of {named}"}.
 """

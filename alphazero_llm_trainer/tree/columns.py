@@ -36,8 +36,8 @@ class Rollout:
     response ends in the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the
     whole response as a terminal node's columns do; `count` is how many simulations ended this way,
     `samples` how many draws that were: a greedy rollout that is read again from a node along it is
-    a visit and no new draw. `mask` `[T]` tells the tokens that were drawn from those that a world gave,
-    and () says that all were drawn.
+    a visit and no new draw. `mask` `[T]` tells the tokens that were drawn from those that a world
+    gave, and () says that all were drawn.
     """
 
     node: int

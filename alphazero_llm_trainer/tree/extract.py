@@ -116,7 +116,8 @@ def trajectories(tree: Tree) -> list[Trajectory]:
 
 
 def response_mask(tree: Tree, end: Rollout) -> tuple[bool, ...]:
-    """For each token of a finished response, whether it was drawn `[T]`; () where no world answered."""
+    """For each token of a finished response, whether it was drawn `[T]`; () where no world
+    answered."""
     steps = tree.steps(end.node)
     if not (end.mask or world_mask(steps)):
         return ()

@@ -1,5 +1,5 @@
-"""What search counts in a tree, and what a selector reads of it: visits and values of nodes, and the
-ways to them.
+"""What search counts in a tree, and what a selector reads of it: visits and values of nodes, and
+the ways to them.
 """
 
 from __future__ import annotations

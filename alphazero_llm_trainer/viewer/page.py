@@ -88,10 +88,10 @@ SEARCH_FORM = """\
   <button type="submit">Search</button>
   <button id="further" type="button" hidden>Search on from the selected step</button>
 </form>
-<p id="legend" class="note">Each card is a step, and what hangs on it goes on from there: <b>2 · 1.00</b> means that 2
-simulations went through it and earned 1.00 in the mean, and its colour is that mean beside the other cards'. ⊘ crosses out a
-step that the verifier rejected, and “2 of 3 steps checked” beside an answer says how many of its steps the verifier could
-read.</p>
+<p id="legend" class="note">Each card is a step, and what hangs on it goes on from there:
+<b>2 · 1.00</b> means that 2 simulations went through it and earned 1.00 in the mean, and its colour
+is that mean beside the other cards'. ⊘ crosses out a step that the verifier rejected, and “2 of 3
+steps checked” beside an answer says how many of its steps the verifier could read.</p>
 <p id="answer" class="answer" role="status"></p>"""
 
 
@@ -132,8 +132,8 @@ def _fill_page(
         # Half a character, which can't be written, becomes a question mark.
         "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
-            f"default-src 'none'; {more}script-src {_text_hash(script)}; style-src {_text_hash(css)}; img-src "
-            "data:; base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; {more}script-src {_text_hash(script)}; "
+            f"style-src {_text_hash(css)}; img-src data:; base-uri 'none'; form-action 'none'"
         ),
         "style": css,
         "form": form,

@@ -1,5 +1,5 @@
-"""`value` and `prm` from end to end: they search, train, report, stop and go on; and `eval` searches
-under what they made.
+"""`value` and `prm` from end to end: they search, train, report, stop and go on; and `eval`
+searches under what they made.
 """
 
 from functools import partial

@@ -135,7 +135,8 @@ def test_the_gradient_is_that_of_each_draw_by_itself(models):
 
 
 def test_in_the_mean_over_draws_it_is_the_gradient_of_the_reverse_kl(models):
-    """Every next token, as often as the student draws it: KL(student || teacher), differentiated."""
+    """Every next token, as often as the student draws it: KL(student || teacher),
+    differentiated."""
     model, ids = models[0], torch.tensor([PROMPT])
     own, theirs = (one(ids).logits[0, -1].log_softmax(-1) for one in models)
     (own.exp() * (own - theirs.detach())).sum().backward()
@@ -173,9 +174,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
 
 RUN = """
     --config distill --num-examples 24 --save-every 8 --eval-size 0 --quiet --seed 3
-    --set train.questions_per_round=8 --set train.demonstrations=0 --set train.validation_size=0 --set train.preflight=0
-    --set train.rows_per_round=48 --set train.optimizer.batch_size=16 --set train.optimizer.epochs=2
-    --set train.optimizer.warmup=0
+    --set train.questions_per_round=8 --set train.demonstrations=0 --set train.validation_size=0
+    --set train.preflight=0 --set train.rows_per_round=48 --set train.optimizer.batch_size=16
+    --set train.optimizer.epochs=2 --set train.optimizer.warmup=0
 """.split()
 
 

@@ -253,8 +253,8 @@ def test_examples_are_short_and_all_known_here():
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
     # serve_client runs in test_serve, prime_rl_trees in test_prime_rl.
     known = """
-        alphazero best_of_n coins horn own_rows own_task own_world prime_rl_trees serve_client tree_credit trl_dpo
-        trl_sft
+        alphazero best_of_n coins horn own_rows own_task own_world prime_rl_trees serve_client
+        tree_credit trl_dpo trl_sft
     """.split()
     assert {*files} == {*known}
     most = {"alphazero": 170, "horn": 190, "prime_rl_trees": 88}

@@ -1,5 +1,5 @@
-"""What a user can get wrong ends in one sentence that names the field, and exit code 2: no traceback,
-nothing half written. The cases are in cases/refusals.yaml.
+"""What a user can get wrong ends in one sentence that names the field, and exit code 2: no
+traceback, nothing half written. The cases are in cases/refusals.yaml.
 """
 
 import shlex

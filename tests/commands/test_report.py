@@ -187,15 +187,19 @@ def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path, capsys):
 
 
 def critic_card(earned, gain, kind="prm"):
-    test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.75, 0.65, 0.85],
-            "pair accuracy over log-probability": gain}  # fmt: skip
-    return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
-            "questions": {"test": 20}, "pairs": {"test": 30}}  # fmt: skip
+    test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7],
+            "AUC": [0.75, 0.65, 0.85], "pair accuracy over log-probability": gain}  # fmt: skip
+    return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance",
+            "rollout_weight": 0.4, "test": test, "questions": {"test": 20},
+            "pairs": {"test": 30}}  # fmt: skip
 
 
 def test_a_critic_s_verdict_comes_first(tmp_path):
     better, level = critic_card(True, [0.1, 0.05, 0.15]), critic_card(True, [0.1, -0.05, 0.25])
-    yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
+    yes = (
+        "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 "
+        "[0.500, 0.700]"
+    )
     assert critic_text(better).startswith(yes)
     assert "ranking steps: not clearly, " in critic_text(level)
     value = critic_card(True, [-0.1, -0.15, -0.05], "value")

@@ -103,8 +103,8 @@ def test_the_example_client_reads_an_answer_of_each_method(served, monkeypatch, 
 
 def test_a_chat_answer(client):
     answer = client.chat.completions.create(
-        model="student", messages=asked(QUESTIONS[0]), seed=1, temperature=0, logprobs=True, top_logprobs=3,
-        extra_body={"return_token_ids": True},
+        model="student", messages=asked(QUESTIONS[0]), seed=1, temperature=0, logprobs=True,
+        top_logprobs=3, extra_body={"return_token_ids": True},
     )  # fmt: skip
     [choice] = answer.choices
     assert choice.finish_reason == "stop" and "####" in (choice.message.content or "")

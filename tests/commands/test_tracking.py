@@ -20,8 +20,9 @@ from alphazero_llm_trainer.runs.folder import RunFolder
 from alphazero_llm_trainer.runs.run import Run
 from alphazero_llm_trainer.runs.start import check_start, prepare
 
-VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR", "WANDB_CACHE_DIR",
-             "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
+VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR",
+             "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID",
+             "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
 
 
 @pytest.fixture
@@ -116,7 +117,9 @@ def test_trackio_has_the_run(tmp_path, home):
     """
     if find_spec("trackio") is None:
         pytest.skip("NOT TESTED: trackio is of the group all-tests")
-    script = "import sys; from pathlib import Path; from test_tracking import tracked; tracked('trackio', Path(sys.argv[1]))"
+    script = (
+        "import pathlib, sys, test_tracking as t; t.tracked('trackio', pathlib.Path(sys.argv[1]))"
+    )
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),

@@ -124,7 +124,8 @@ def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "alphazero"))],
+    "whole_run",
+    ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "alphazero"))],
     indirect=True, scope="module",
 )  # fmt: skip
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
@@ -373,7 +374,8 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path, monkeypatch)
     CASES["short runs"],
 )
 def test_a_run_too_short_to_gain_anything_says_so(method, student, questions, enough):
-    """As with `--save-every 25`; a run of `enough` questions makes the updates that were measured."""
+    """As with `--save-every 25`; a run of `enough` questions makes the updates that were
+    measured."""
     own = [f"train.method={method}", f"student={student}", f"train.num_examples={questions}"]
     short = [] if questions == 4800 else ["train.save_every=25"]
     run = Run(prepare(load_training(overrides=[*own, *short, "problems.source=embedded"])))

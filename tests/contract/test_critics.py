@@ -408,7 +408,8 @@ def judged(verifier, prompt=PROMPT, steps=STEPS, question="q"):
 
 
 def trained_values(journal, student, config, network):
-    """Prompt and response of each state of a journal's first question, and their values in training."""
+    """Prompt and response of each state of a journal's first question, and their values in
+    training."""
     example = example_of(read_questions([journal], VOCABULARY)[0], student, config.train.critic)
     expected = HeldOut([example], network, False).logits().sigmoid().tolist()
     return [example.prompt_ids + ids for ids in example.states], expected
@@ -580,17 +581,18 @@ def test_what_training_takes(overrides, used):
     assert used_questions(load_config(overrides=overrides)) == used
 
 
-WORDS = ["<pad>", "<eos>", "<unk>", "+", "-", "ки", "Step", "1:", "2:", "3:", "Ana", "has", "four", "apples", "so", "eight",
-         "user", "assistant", "system", "end"]  # fmt: skip
+WORDS = ["<pad>", "<eos>", "<unk>", "+", "-", "ки", "Step", "1:", "2:", "3:", "Ana", "has", "four",
+         "apples", "so", "eight", "user", "assistant", "system", "end"]  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} end {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
 QUESTION, LINES = "Ana has four apples", ["four apples", "so eight", "eight"]
 PRM_SHAPE = {
-    "vocab_size": len(WORDS) + 1, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.4,
-    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    "vocab_size": len(WORDS) + 1, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "initializer_range": 0.4, "bos_token_id": None,
+    "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
 
 
@@ -604,7 +606,8 @@ def a_tokenizer(folder, core=None, pre_tokenizer=None):
     core = Tokenizer(core or models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizer or pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=["<extra_0>"]
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>",
+        additional_special_tokens=["<extra_0>"]
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

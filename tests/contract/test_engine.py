@@ -197,8 +197,8 @@ def test_greedy_equals_the_librarys_generate(every):
     for prompt, [one] in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt])
         found = MODEL.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, eos_token_id=EOS,
-            pad_token_id=0,
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40,
+            eos_token_id=EOS, pad_token_id=0,
         )  # fmt: skip
         assert one.token_ids == tuple(found[0, len(prompt) :].tolist())
 
@@ -281,8 +281,9 @@ def test_a_nucleus_has_the_fewest_likeliest_tokens(every, top_p, temperature):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"prompt_ids": ()}, {"prompt_ids": (5,) * 256}, {"prompt_ids": (5, VOCABULARY)}, {"prompt_ids": (5, -1)},
-        {"temperature": math.nan}, {"n": 0}, {"top_p": 0.0}, {"top_p": 0.9, "without": (((5,), (-1.0,)),)},
+        {"prompt_ids": ()}, {"prompt_ids": (5,) * 256}, {"prompt_ids": (5, VOCABULARY)},
+        {"prompt_ids": (5, -1)}, {"temperature": math.nan}, {"n": 0}, {"top_p": 0.0},
+        {"top_p": 0.9, "without": (((5,), (-1.0,)),)},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["native", "server"])
@@ -742,7 +743,9 @@ def test_random_interleavings_never_hang_and_are_never_wrong(seed, memo, monkeyp
 
 
 @pytest.mark.parametrize(
-    "way", [{"temperature": 0.0}, {"n": 40, "temperature": 1.5}, {"n": 40, "top_p": 0.8}, {"n": 8, "top_k": 60}]
+    "way",
+    [{"temperature": 0.0}, {"n": 40, "temperature": 1.5}, {"n": 40, "top_p": 0.8},
+     {"n": 8, "top_k": 60}]
 )  # fmt: skip
 def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(engine, way):
     """An embedding has rows that fill it up; the other tokens' numbers stay the model's."""

@@ -1,5 +1,5 @@
-"""What needs a CUDA device (`-m gpu`; written without one): 4-bit weights, the engine in bf16, draws,
-attention and kernels of the device.
+"""What needs a CUDA device (`-m gpu`; written without one): 4-bit weights, the engine in bf16,
+draws, attention and kernels of the device.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ def student(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     shape = {
-        "num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 4096,
+        "num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
     }  # fmt: skip
     LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).to(
         torch.bfloat16

@@ -162,8 +162,9 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
         model=theirs,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
-            output_dir=str(tmp_path), beta=kl, use_bias_correction_kl=True, epsilon=settings.clip_low,
-            epsilon_high=settings.clip_high, loss_type="bnpo", per_device_train_batch_size=2, num_generations=2, **QUIET,
+            output_dir=str(tmp_path), beta=kl, use_bias_correction_kl=True,
+            epsilon=settings.clip_low, epsilon_high=settings.clip_high, loss_type="bnpo",
+            per_device_train_batch_size=2, num_generations=2, **QUIET,
         ),
         train_dataset=Dataset.from_dict({"prompt": ["0"]}),
         processing_class=student.tokenizer,
@@ -176,9 +177,12 @@ def test_the_loss_and_gradient_of_grpo_are_trls(kl, tmp_path):
         torch.nn.utils.rnn.pad_sequence(some, batch_first=True).flip(1) for some in (left, ones)
     )
     inputs = {
-        "prompt_ids": prompts, "prompt_mask": seen, "completion_ids": pad_rows([r.completion_ids for r in rows], like).long(),
-        "completion_mask": mask_of(rows, like).long(), "advantages": pad_rows([r.advantages for r in rows], like),
-        "old_per_token_logps": pad_rows([r.old_logprobs for r in rows], like), "ref_per_token_logps": pad_rows(reference, like),
+        "prompt_ids": prompts, "prompt_mask": seen,
+        "completion_ids": pad_rows([r.completion_ids for r in rows], like).long(),
+        "completion_mask": mask_of(rows, like).long(),
+        "advantages": pad_rows([r.advantages for r in rows], like),
+        "old_per_token_logps": pad_rows([r.old_logprobs for r in rows], like),
+        "ref_per_token_logps": pad_rows(reference, like),
     }  # fmt: skip
     close(found, loss_and_gradients(trainer, inputs))
 

@@ -58,8 +58,8 @@ REFUSALS = {
 
 
 class Proxy(FakeServer):
-    """A server that lacks some of what `serve` can, or with `says` answers that once it was greeted,
-    with `first` that before. `bodies` are the requests that came.
+    """A server that lacks some of what `serve` can, or with `says` answers that once it was
+    greeted, with `first` that before. `bodies` are the requests that came.
     """
 
     def __init__(self, target, *lacks, says=None, first=()):

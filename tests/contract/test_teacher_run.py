@@ -22,7 +22,8 @@ CHECKER = "nvidia/nemotron-nano-9b-v2"
 def settings_at(url):
     """A run whose responses mostly are cut: the checker is asked about those."""
     local = {
-        "base_url": url, "teachers": [{"model": "test/one", "prompt_cost": 2.0, "completion_cost": 10.0}],
+        "base_url": url,
+        "teachers": [{"model": "test/one", "prompt_cost": 2.0, "completion_cost": 10.0}],
         "terminal_checker": {"model": CHECKER, "prompt_cost": 1.0, "completion_cost": 1.0},
     }  # fmt: skip
     words = f"""

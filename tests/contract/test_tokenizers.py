@@ -1,5 +1,5 @@
-"""Tiny tokenizers of the kinds that the field's models have: tokens and text say the same of every part
-of a response, and training teaches what the chat template writes.
+"""Tiny tokenizers of the kinds that the field's models have: tokens and text say the same of every
+part of a response, and training teaches what the chat template writes.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ from alphazero_llm_trainer.types import Direction, Opening, Problem, Task, ids_o
 QUESTION = "Ana has 2 pens. How many has she after 14 more?"
 SOLUTION = "First 2 + 14 = 16.\n  So 16 pens.\n\nx = 16 漢😀\n#### 16"
 TEXTS = [
-    "Ana", " Ana", "  two", "    four", "\nAna", "\n\n x", "Ana \n", "漢字😀", " 漢", "é", "12 345\n", "a\tb", "",
-    " ", "\n", "#### 7", "x = 3\n  y = 4\n\n\nz", "1,250.50 %", "\u200bx", "Ana  has\n \n",
+    "Ana", " Ana", "  two", "    four", "\nAna", "\n\n x", "Ana \n", "漢字😀", " 漢", "é",
+    "12 345\n", "a\tb", "", " ", "\n", "#### 7", "x = 3\n  y = 4\n\n\nz", "1,250.50 %", "\u200bx",
+    "Ana  has\n \n",
 ]  # fmt: skip
 TEMPLATES = [kind for kind in KINDS if KINDS[kind]["template"] is not None]
 

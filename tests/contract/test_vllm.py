@@ -99,8 +99,8 @@ def served(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     flags = f"""
-        --model {PACKAGED} --served-model-name student --host 127.0.0.1 --port {port} --dtype float32
-        --enforce-eager --block-size 32 --max-model-len 1024 --no-enable-chunked-prefill
+        --model {PACKAGED} --served-model-name student --host 127.0.0.1 --port {port} --dtype
+        float32 --enforce-eager --block-size 32 --max-model-len 1024 --no-enable-chunked-prefill
         --max-num-batched-tokens 4096 --kv-cache-memory-bytes {1 << 28} --max-logprobs 200
         --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
         --lora-target-modules {" ".join(LoraConfig().targets)}

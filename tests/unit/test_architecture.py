@@ -24,7 +24,8 @@ ROOT = CHECKOUT / PACKAGE
 
 
 def module_name(path):
-    """`mcts.seeds` for alphazero_llm_trainer/mcts/seeds.py; a package's own name for its __init__."""
+    """`mcts.seeds` for alphazero_llm_trainer/mcts/seeds.py; a package's own name for its
+    __init__."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -35,8 +36,9 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
 FIRST = {"types", "errors", "files", "live"}  # files beside the rooms, which all may import
 PROTOCOLS_ONLY = {"mcts", "problems"}  # of the engine
-APART = {("eval", "learning"), ("serve", "learning"), ("environment", "learning"), ("report", "learning"),
-         ("learning", "answering"), ("mcts", "problems"), ("problems", "mcts")}  # fmt: skip
+APART = {("eval", "learning"), ("serve", "learning"), ("environment", "learning"),
+         ("report", "learning"), ("learning", "answering"), ("mcts", "problems"),
+         ("problems", "mcts")}  # fmt: skip
 
 
 def read_rooms():
@@ -213,11 +215,11 @@ def test_no_pattern_repeats_a_group_possessively():
 
 # What docstrings name that isn't this package's: other projects', file formats' and a user's own.
 OTHERS = set(
-    """KEY NAME environment_factory exit H2O command runtime unparsed examples reward_range dev_v2 assets auto context_fn
-    create_masks_for_generate datasets extra_body fully_shard from_pretrained
-    get_sequence_of_considered_visits gumbel_muzero_policy it model_fields_set null off on
-    on_policy_distillation orient qtransform_completed_by_mix_value reasoning_tokens sdpa
-    set_adapter stop_token_ids torchrun true alphazero_llm_trainer.sources pandas.DataFrame
+    """KEY NAME environment_factory exit H2O command runtime unparsed examples reward_range dev_v2
+    assets auto context_fn create_masks_for_generate datasets extra_body fully_shard
+    from_pretrained get_sequence_of_considered_visits gumbel_muzero_policy it model_fields_set
+    null off on on_policy_distillation orient qtransform_completed_by_mix_value reasoning_tokens
+    sdpa set_adapter stop_token_ids torchrun true alphazero_llm_trainer.sources pandas.DataFrame
     reward_model.ground_truth score.0.weight score.2.weight str.translate
     student.engine.set_policy verifiers.load_environment verifiers.v1.rollout
     verifiers.v1.episode.Episode train_vllm.py""".split()

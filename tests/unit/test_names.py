@@ -16,10 +16,10 @@ MOST_WORDS = 0.25  # of the module-level functions have one word
 # Words that end like a participle and are none, and verbs whose participle is spelt alike.
 NO_PARTICIPLES = set("feed need seed speed embed shed".split())
 PARTICIPLES = set(
-    "begun bound broken brought built caught chosen dealt done drawn driven fallen fed forgotten found "
-    "frozen given gone got grown heard held hidden kept known led left lost made meant met paid risen "
-    "said sent seen shaken shown sold spent spoken stolen struck stuck taken taught thought thrown told "
-    "torn undone unread won worn woven written".split()
+    """begun bound broken brought built caught chosen dealt done drawn driven fallen fed forgotten
+    found frozen given gone got grown heard held hidden kept known led left lost made meant met
+    paid risen said sent seen shaken shown sold spent spoken stolen struck stuck taken taught
+    thought thrown told torn undone unread won worn woven written""".split()
 )
 # The field's words, and what each module or command has.
 HOMES = {

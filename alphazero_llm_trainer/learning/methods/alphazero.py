@@ -230,8 +230,8 @@ def branch_rows(
     state in one row alone.
 
     A row's value weights `[T]` are those of the states before its tokens, and sum to 1; a token
-    that nothing learns from follows a state at a row's end. In a world a state is a turn's end, after
-    what was answered to it.
+    that nothing learns from follows a state at a row's end. In a world a state is a turn's end,
+    after what was answered to it.
     """
     chosen = pi.keys() | targets.keys()
     above = {ROOT} if chosen - {ROOT} else set()

@@ -201,14 +201,14 @@ def load_teacher(student: Student, config: Config) -> Engine:
         mine, theirs = student.tokenizer.get_vocab(), made.tokenizer.get_vocab()
         if not mine.items() <= theirs.items() or policy.eos_id not in engine.eos_ids:
             raise ConfigError(
-                f"{TEACHER_KEY} is {teacher}, whose vocabulary isn't that of student {student.title}: name "
-                "a teacher with the same tokens and end token"
+                f"{TEACHER_KEY} is {teacher}, whose vocabulary isn't that of student "
+                f"{student.title}: name a teacher with the same tokens and end token"
             )
     reads, most = engine.capabilities.max_context, policy.capabilities.max_context
     if reads < most:
         raise ConfigError(
-            f"{TEACHER_KEY} is {teacher}, which reads {reads:,} tokens where the student reads {most:,}: "
-            f"set engine.max_context={reads}"
+            f"{TEACHER_KEY} is {teacher}, which reads {reads:,} tokens where the student reads "
+            f"{most:,}: set engine.max_context={reads}"
         )
     return engine
 

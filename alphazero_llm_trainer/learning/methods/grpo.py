@@ -120,7 +120,8 @@ def by_row(
 
 
 def check_credit(config: Config) -> None:
-    """Raise ConfigError where `train.credit: turn` has no turns, or `process` has turns in worlds."""
+    """Raise ConfigError where `train.credit: turn` has no turns, or `process` has turns in
+    worlds."""
     source = open_source(config)
     if config.train.credit == "turn" and not source.worlds:
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Rejection-sampling fine-tuning (Yuan et al. 2023): likelihood of right responses, sampled ones."""
+"""Rejection-sampling fine-tuning (Yuan et al. 2023): likelihood of right responses, sampled
+ones."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def warm():
 
 
 def judged_by_rule(asked):
-    """A judge that can reckon: 1 for a last step whose calculation is right, or that is an answer."""
+    """A judge that can reckon: 1 for a last step whose calculation is right, or that is an
+    answer."""
     text = asked["messages"][1]["content"].partition("Solution so far:\n")[2].partition("\n\n")[0]
     a, op, b, _, c = [*text.splitlines()[-1].split(), "", "", "", "", ""][:5]
     wrong = c and {"+": int(a) + int(b), "-": int(a) - int(b)}.get(op, int(c)) != int(c)

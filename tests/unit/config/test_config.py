@@ -180,8 +180,9 @@ def test_later_settings_win(tmp_path):
 
 
 TEXTS = [
-    "Solve it. End with #### N", "Answer: 42", "a: b # c", "#", "yes", "off", "12", "1e3", "[1, 2]", "{x}", "- a", "'it'",
-    '"quoted"', "@me *all* &amp | > !", " spaces ", "2024-01-01", "~", "one\ntwo: three", "x=y", "%", "None",
+    "Solve it. End with #### N", "Answer: 42", "a: b # c", "#", "yes", "off", "12", "1e3", "[1, 2]",
+    "{x}", "- a", "'it'", '"quoted"', "@me *all* &amp | > !", " spaces ", "2024-01-01", "~",
+    "one\ntwo: three", "x=y", "%", "None",
 ]  # fmt: skip
 
 

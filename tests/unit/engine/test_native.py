@@ -51,8 +51,9 @@ def llama(kind="llama", **shape):
     """
     torch.manual_seed(3)
     sizes = {
-        "vocab_size": 77, "hidden_size": 40, "intermediate_size": 51, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1, "attn_implementation": "sdpa",
+        "vocab_size": 77, "hidden_size": 40, "intermediate_size": 51, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "initializer_range": 0.1, "attn_implementation": "sdpa",
     }  # fmt: skip
     config = CONFIG_MAPPING[kind](**{**sizes, **shape})
     model = AutoModelForCausalLM.from_config(config).eval()

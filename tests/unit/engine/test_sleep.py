@@ -96,8 +96,8 @@ def test_trainer_and_vllm_take_turns_on_one_card(monkeypatch):
     finally:
         engine.close()
     assert calls == [
-        "generate", "reset_prefix_cache", "sleep 1", "updates", "empty_cache", "wake_up", "write", "add_lora",
-        "reset_prefix_cache", "numerics", "generate", "reset_prefix_cache", "reset_prefix_cache", "sleep 1",
-        "shutdown",
+        "generate", "reset_prefix_cache", "sleep 1", "updates", "empty_cache", "wake_up", "write",
+        "add_lora", "reset_prefix_cache", "numerics", "generate", "reset_prefix_cache",
+        "reset_prefix_cache", "sleep 1", "shutdown",
     ]  # fmt: skip
     assert POLICY in local.model.peft_config

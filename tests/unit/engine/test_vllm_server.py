@@ -1,8 +1,8 @@
 """What the vLLM backends do without vLLM: requests and answers, folders of weights, starts and
 refusals.
 
-What they promise as engines is in tests/contract/test_engine.py, their contract with the real vLLM in
-tests/contract/test_vllm.py.
+What they promise as engines is in tests/contract/test_engine.py, their contract with the real vLLM
+in tests/contract/test_vllm.py.
 """
 
 import copy

@@ -124,7 +124,8 @@ def test_a_split_that_nobody_named_is_test_where_nothing_trains(gsm8k, monkeypat
 
 
 def test_prime_rls_evaluation_file_has_a_taskset_of_ours():
-    """Its own keys are tried by nobody here: `uv run eval` is younger than what can be installed."""
+    """Its own keys are tried by nobody here: `uv run eval` is younger than what can be
+    installed."""
     file = CHECKOUT / "examples" / "prime_rl_eval.toml"
     [source] = tomllib.loads(file.read_text("utf-8"))["source"]
     config = vf.resolve_env_config(source["env"])
@@ -248,7 +249,8 @@ def test_a_reward_sees_the_columns_of_its_row_and_traces_keep_them(tmp_path, mon
     code = "def hard(problem, response, task):\n    return task.row['difficulty'] / 4\n"
     (tmp_path / "own.py").write_text(code)
     rows = [
-        {"question": f"{i} + 1?", "answer": i + 1, "difficulty": i, "tags": ["007", None], "split": "test"}
+        {"question": f"{i} + 1?", "answer": i + 1, "difficulty": i, "tags": ["007", None],
+         "split": "test"}
         for i in (1, 3)
     ]  # fmt: skip
     write_jsonl(tmp_path / "rows.jsonl", rows)

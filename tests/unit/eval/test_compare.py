@@ -73,7 +73,8 @@ def test_a_cell_adds_up(student, config):
 def test_pairs_say_gain_loss_and_no_gain():
     base, better, worse = "0110" * 60, "1110" * 60, "0010" * 60
     methods = {
-        "greedy": base, "best-of-n": better, "majority": worse, "adaptive-best-of-n": base, "mcts": base
+        "greedy": base, "best-of-n": better, "majority": worse, "adaptive-best-of-n": base,
+        "mcts": base
     }  # fmt: skip
     cells = [cell(*one) for one in methods.items()]
     # The last has nothing to pair with.

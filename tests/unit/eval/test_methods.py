@@ -204,7 +204,8 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student):
 def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
     student,
 ):
-    """A depth limit is an end and no broken rule: the steps before it aren't given up one by one."""
+    """A depth limit is an end and no broken rule: the steps before it aren't given up one by
+    one."""
     changed = load_config(overrides=["student=embedded", "search.max_depth=5"])
     sampler = MethodContext(student, Judge(99, 1.0), changed)
     sampler.policy = policy = Watched(0.0)

@@ -1,5 +1,5 @@
-"""A policy that is weighed against what drew its rows is trained without dropout, wherever its model
-has it, and computed again in the backward pass all the same.
+"""A policy that is weighed against what drew its rows is trained without dropout, wherever its
+model has it, and computed again in the backward pass all the same.
 """
 
 from copy import deepcopy

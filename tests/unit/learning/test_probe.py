@@ -37,7 +37,8 @@ DROPOUT = {"models": {"embedded": {"lora": {"dropout": 0.1}}}, "train": {"adapte
 
 @pytest.mark.parametrize(
     "method",
-    ["grpo", "ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alphazero", "expert_iteration"))],
+    ["grpo", "ppo",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("alphazero", "expert_iteration"))],
 )  # fmt: skip
 def test_a_tried_update_is_the_longest_and_leaves_nothing(large, method):
     more = [DROPOUT] if method == "grpo" else []

@@ -165,7 +165,8 @@ def test_a_tree_is_the_same_alone_and_among_others(verifier):
 
 
 def largest(tree, node):
-    """The largest gamma^k of V and of what ended, k steps below `node`; a rejected step has none."""
+    """The largest gamma^k of V and of what ended, k steps below `node`; a rejected step has
+    none."""
     if tree.reward[node] is not None:
         return tree.reward[node]
     own = [] if tree.V[node] is None or node == ROOT else [tree.V[node]]

@@ -86,7 +86,7 @@ def test_token_search_equals_the_recursive_reference(rollout, weight):
     assert deepest >= 6 and ended >= 5
 
 
-def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample():
+def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_no_new_sample():
     policy = ScriptedTokens(3)
     tree = token_search(policy, simulations=60, rollout="greedy").tree
     expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))

@@ -481,7 +481,9 @@ from alphazero_llm_trainer.problems.source import Source
 from alphazero_llm_trainer.types import Problem, Task
 
 PAIRS = [(f"{i} + 1?", str(i + 1)) for i in range(40)]
-TASKS = [Task(Problem(f"own/{i}", question, "own"), gold) for i, (question, gold) in enumerate(PAIRS)]
+TASKS = [
+    Task(Problem(f"own/{i}", question, "own"), gold) for i, (question, gold) in enumerate(PAIRS)
+]
 
 def tasks():
     return PAIRS
@@ -493,8 +495,13 @@ def rows():
 class Parity(Source):
     name = "parity"
     def load(self, split, count, start=0):
-        return [Task(Problem(f"{split}/{i}", f"Is {i} even? ({split})", "parity"), "no" if i % 2 else "yes")
-                for i in range(start, start + count)]
+        return [
+            Task(
+                Problem(f"{split}/{i}", f"Is {i} even? ({split})", "parity"),
+                "no" if i % 2 else "yes"
+            )
+            for i in range(start, start + count)
+        ]
 
 class Strange(Source):
     def load(self, split, count, start=0):
@@ -533,8 +540,9 @@ def test_code_of_ones_own_is_a_source(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address", ["nope", "module:name", "missing.py:x", "missing.py", "hub:x", "numbers:0", "gsm8k:train", "missing.jsonl",
-                "reasoning-gym:", "reasoning-gym:no_such_task", ""]
+    "address",
+    ["nope", "module:name", "missing.py:x", "missing.py", "hub:x", "numbers:0", "gsm8k:train",
+     "missing.jsonl", "reasoning-gym:", "reasoning-gym:no_such_task", ""]
 )  # fmt: skip
 def test_what_is_no_source_is_said_in_one_sentence(address):
     with pytest.raises(AlphaZeroError) as caught:

@@ -137,9 +137,9 @@ def test_a_value_network_reads_within_the_budget_and_each_token_once(kind, rollo
         network = Network()
         policy = ScriptedTokens(seed, close=0.05) if mode == "token" else ScriptedPolicy(seed)
         result = search(
-            policy, seed=seed, evaluate=None if judges else scripted_evaluate, value=network, mode=mode,
-            advisor=advisor, generating=prefix, simulations=40, samples=2, top_k=3, max_tokens=25,
-            budget_tokens=budget, rollout=rollout,
+            policy, seed=seed, evaluate=None if judges else scripted_evaluate, value=network,
+            mode=mode, advisor=advisor, generating=prefix, simulations=40, samples=2, top_k=3,
+            max_tokens=25, budget_tokens=budget, rollout=rollout,
         )  # fmt: skip
         cost = result.cost
         assert cost.sampled_tokens <= budget and not any(result.tree.virtual)

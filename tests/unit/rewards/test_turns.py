@@ -44,7 +44,8 @@ def config_of(source, *more):
 
 
 class Scripted(Chat):
-    """FAKE student: `script(turns so far, number of the draw)` is what it says next. A test tool."""
+    """FAKE student: `script(turns so far, number of the draw)` is what it says next. A test
+    tool."""
 
     def __init__(self, tokenizer, config, script, ends=True):
         self.tokenizer, self.opening, self.name = tokenizer, opening(config), "scripted"

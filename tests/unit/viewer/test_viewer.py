@@ -25,7 +25,10 @@ from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import record_row
 
 ASSETS = Path(page_module.__file__).parent / "assets"
-HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
+HOSTILE = (
+    '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">'
+    "\u2028&amp;\ud83d"
+)
 
 
 async def graded(problem, steps, directions, verdict):
@@ -52,7 +55,8 @@ def record_of(result):
     return {
         "key": "k1", "problem": {"id": "q-k1", "question": "question k1?", "source": "scripted"},
         "ended_by": result.ended_by, "cost": result.cost.as_dict(), "chosen": choice.node,
-        "answer": choice.answer, "why": choice.why, "search": {"rule": "ucb1", "exploration": 2**0.5},
+        "answer": choice.answer, "why": choice.why,
+        "search": {"rule": "ucb1", "exploration": 2**0.5},
         "tree": json.loads(json.dumps(result.tree.to_dict())),
     }  # fmt: skip
 
@@ -307,7 +311,8 @@ def test_a_click_and_the_slider_show_the_nodes_own_numbers(browser, tmp_path):
         assert screen.one("#panel-text").get_attribute("textContent") == tree["text"][node]
         bonus = 2**0.5 * math.sqrt(math.log(known.N[known.parent[node]]) / known.N[node])
         for name, value in {
-            "Visits N": f"{known.N[node]:,}", "Mean value Q": f"{known.q(node):.3f}", "U": f"{bonus:.3f}"
+            "Visits N": f"{known.N[node]:,}", "Mean value Q": f"{known.q(node):.3f}",
+            "U": f"{bonus:.3f}"
         }.items():  # fmt: skip
             assert screen.one(f'[data-stat="{name}"]').text == value
     for step in (0, 7, 40):
