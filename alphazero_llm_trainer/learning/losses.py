@@ -144,27 +144,6 @@ def weighted_likelihood(
     return -(weights * logprobs).sum() / total
 
 
-def clipped_policy_loss(
-    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, low: float, high: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`-min(rho * A, clip(rho, 1 - low, 1 + high) * A)` of each token, and the ratio `rho = p /
-    p_old`: `[B, T]` both.
-
-    Schulman et al. 2017, equation 7; `high` above `low` is DAPO's clip-higher (Yu et al. 2025).
-    """
-    ratio = (logprobs - old).exp()
-    bounded = ratio.clamp(1.0 - low, 1.0 + high)
-    return -torch.min(ratio * advantages, bounded * advantages), ratio
-
-
-def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """k3 (Schulman 2020): `p_ref/p - log(p_ref/p) - 1`, an estimate of KL(p || p_ref) at each token
-    that is never negative.
-    """
-    gap = reference - logprobs
-    return gap.exp() - gap - 1.0
-
-
 def grpo_loss(
     logprobs: torch.Tensor,
     old: torch.Tensor,
@@ -178,22 +157,24 @@ def grpo_loss(
     reference: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Figures]:
     """`sum(mask * (-min(rho*A, clip(rho)*A) + beta * rho * k3)) / total`, `[B, T]` inside, a number
-    outside.
+    outside; `rho = p / p_old`, held from `1 - clip_low` to `1 + clip_high`.
 
-    GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al.
-    2025, equation 8). The KL of a token is multiplied by its ratio: then its mean, the figure
-    `kl`, is the reverse KL, and so is its gradient (DeepSeek-V3.2). `total` is how many tokens the
-    minibatch has.
+    GRPO (Shao et al. 2024, equation 3; the minimum is Schulman et al. 2017, equation 7) as a mean
+    over tokens and not over rows (DAPO, Yu et al. 2025, equation 8, whose clip-higher is a
+    `clip_high` above `clip_low`). k3 (Schulman 2020), `p_ref/p - log(p_ref/p) - 1`, is an estimate
+    of KL(p || p_ref) at each token that is never negative. It is multiplied by the ratio: then its
+    mean, the figure `kl`, is the reverse KL, and so is its gradient (DeepSeek-V3.2). `total` is how
+    many tokens the minibatch has.
 
     Returns the loss and figures, each a part of the minibatch's mean.
     """
-    loss, ratio = clipped_policy_loss(logprobs, old, advantages, clip_low, clip_high)
-    clipped = ((ratio < 1.0 - clip_low) & (advantages < 0)) | (
-        (ratio > 1.0 + clip_high) & (advantages > 0)
-    )
-    figures = {"clip_fraction": (clipped * mask).sum() / total}
+    ratio = (logprobs - old).exp()
+    free, bound = ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    loss = -torch.min(free, bound)
+    figures = {"clip_fraction": ((bound < free) * mask).sum() / total}
     if reference is not None:
-        kl = kl_estimate(logprobs, reference)
+        gap = reference - logprobs
+        kl = gap.exp() - gap - 1.0
         figures["kl"] = ((kl * ratio * mask).sum() / total).detach()
         loss = loss + kl_coefficient * kl * ratio
     return (loss * mask).sum() / total, figures
