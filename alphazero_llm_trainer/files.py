@@ -146,7 +146,7 @@ class Folder:
         for path in numbered_folders(directory, cls.kind) if named is None else [named]:
             if (path / cls.files[0]).exists():
                 return cls(path)
-        fix = f"name its folder to go on with, or leave --resume out"
+        fix = "name its folder to go on with, or leave --resume out"
         if named is not None:
             fix = near_folder(named, fix)
         raise CheckpointError(f"--resume found no {cls.files[0]} in {named or directory}: {fix}")
