@@ -141,7 +141,7 @@ EPISODES = {
 
 
 def qwen_tokenizer(*texts):
-    """A tokenizer with Qwen's marks and chat template: bytes, and what is frequent there and in `texts`."""
+    """A tokenizer with Qwen's marks and chat template: bytes, and what is frequent in `texts`."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

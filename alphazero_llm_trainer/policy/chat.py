@@ -325,9 +325,7 @@ class Prompts:
         return self._ids(problem.question)
 
 
-def check_tools(
-    text: str, messages: Sequence[Facts], tools: Sequence[Facts]
-) -> None:
+def check_tools(text: str, messages: Sequence[Facts], tools: Sequence[Facts]) -> None:
     """Raise ConfigError where the text of a chat lacks a tool, or a call."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     if not all(one["function"]["name"] in text for one in (*calls, *tools)):

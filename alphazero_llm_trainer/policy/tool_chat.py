@@ -1,5 +1,5 @@
-"""Turns with tools as a student's chat template reads and writes them: in worlds, and where a client
-runs the tools.
+"""Turns with tools as a student's chat template reads and writes them: in worlds, and where a
+client runs the tools.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
-from ..types import Facts, Problem, Said, StepCheck, Task, ToolCall
+from ..types import Problem, Said, StepCheck, Task, ToolCall
 from . import embedded
 from .calculator import evaluate_expression
 from .prompts import CALC_PROMPT

@@ -420,8 +420,8 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
 
 
 def read_messages(sent: Sequence[ChatMessage]) -> list[Mapping[str, Any]]:
-    """The messages as a chat template takes them: calls are numbered, and what answers them stands in
-    their order. Raises ApiError for an answer without a call.
+    """The messages as a chat template takes them: calls are numbered, and what answers them stands
+    in their order. Raises ApiError for an answer without a call.
     """
     messages: list[Mapping[str, Any]] = []
     calls: dict[str, tuple[str, str]] = {}  # of the turn before, by the client's ids

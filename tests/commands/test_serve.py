@@ -266,7 +266,7 @@ def ask_turn(client, messages, model="student", **more):
 
 
 def gather_stream(client, messages, **more):
-    """What a streamed choice's deltas join to: content, calls (id, name, arguments), finish reason."""
+    """What a streamed choice's deltas join to: content, calls (id, name, arguments), finish."""
     common = {"temperature": 0, "tools": TOOLS, "max_tokens": 120, "stream": True} | more
     content, calls, finish = "", {}, None
     for chunk in client.chat.completions.create(
@@ -301,9 +301,10 @@ def test_an_agent_calls_the_clients_tools_until_it_answers(tooled, question, mod
     first, last = turns
     wanted = EPISODES[question][0]
     assert (first.content or "") == wanted["content"]
-    assert [(call.type, call.function.name, json.loads(call.function.arguments)) for call in first.tool_calls] == [
+    calls = [(call.type, call.function) for call in first.tool_calls]
+    assert [(kind, one.name, json.loads(one.arguments)) for kind, one in calls] == [
         ("function", *call["function"].values()) for call in wanted["tool_calls"]
-    ]  # fmt: skip
+    ]
     assert len({call.id for call in first.tool_calls}) == len(first.tool_calls)
     assert choice.finish_reason == "stop" and last.content == EPISODES[question][-1]
 
