@@ -6,7 +6,8 @@ search less the best one that reads no value.
 `--model` is the start that chooses, on validation problems alone: each arm's learning rate by the
 mean of two seeds, its questions a round by its tokens, PUCT's constant with and without a value,
 and the best search without one. Then the arms train from starts of their own, one of each of
-`--seeds`. A stage that is there is not made again. PROTOCOL.md says what is compared.
+`--seeds`. A stage that is there is not made again, and `--parts training` ends before the
+searches. PROTOCOL.md says what is compared.
 """
 
 from __future__ import annotations
@@ -109,8 +110,6 @@ def measure(args: Namespace, arms: dict[str, Any], ways: dict[str, Any]) -> dict
         return seed, runs
 
     made = side_by_side(args.jobs, of_start, args.seeds)
-    if args.train_only:
-        raise SystemExit
     rows, figures = (args.split, args.first, args.num), list[dict[str, Any]]()
     greedy = {}
     for name in ("start", *arms):
@@ -138,6 +137,8 @@ def measure(args: Namespace, arms: dict[str, Any], ways: dict[str, Any]) -> dict
         "arms": figures,
     }
     print(facts["alphazero_less"], flush=True)
+    if not ways:
+        return facts
     learned = constant_of("learned", ways["constant"])
     names = [
         learned,
@@ -173,6 +174,8 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", choices=tuple(ARMS), default=(AZ, CONSTANT, TREE, STEP)
     )
+    parts = ("training", "answering")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--answering", nargs="+", default=["problems.levels=[4]"], help="settings")
     parser.add_argument("--tokens", type=int, default=400_000, help="that an arm's run takes")
     parser.add_argument("--rounds", type=int, default=4, help="of an arm: its generations")
@@ -184,11 +187,12 @@ def main() -> None:
     args.work, args.model = args.work.resolve(), args.model.resolve()
     arms = {name: choose_arm(args, name) for name in args.arms}
     print(json.dumps(arms), flush=True)
-    first = Seed(7, with_values(args, work=args.work / "choice"))
-    ways = choose_searches(
-        args, trained(first, AZ, arms[AZ]["rate"], arms[AZ]["questions"]) / "student"
-    )
-    print(json.dumps(ways), flush=True)
+    first, az = Seed(7, with_values(args, work=args.work / "choice")), arms[AZ]
+    ways = dict[str, Any]()
+    if "answering" in args.parts:
+        student = trained(first, AZ, az["rate"], az["questions"]) / "student"
+        ways = choose_searches(args, student)
+        print(json.dumps(ways), flush=True)
     told_of = ("source", "seeds", "split", "first", "num", "rounds", "tokens", "updates", "budget")
     facts = {name: getattr(args, name) for name in told_of} | {"choices": arms, "searches": ways}
     provenance.write(args.out, facts | measure(args, arms, ways))
