@@ -221,7 +221,8 @@ def end_verdict(continuation: Continuation, limits: Limits, prefix: Sequence[Ste
     """
     before = text_of((*prefix, *continuation.steps[:-1]))
     last = continuation.steps[-1:]
-    if last and last[0].final and is_final(last[0].text, before):
+    cut = continuation.why == limits.by  # inside a turn of a world
+    if last and last[0].final and not cut and is_final(last[0].text, before):
         return "answer"
     if continuation.checked:
         return "checked"

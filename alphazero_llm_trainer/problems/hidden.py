@@ -63,8 +63,9 @@ class Hidden(Pancake):
         yield ERROR
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """The moves of a response, or a row, in one line; None where it has none."""
-        return " ".join(answers.spoken(response).split()) or None
+        """The row in order that an episode ended with, or None where it ended otherwise."""
+        row = answers.spoken(response).strip()
+        return row if len(row) > 1 and row == "123456789"[: len(row)] else None
 
     def _grade(self, response: str, problem: Problem) -> Grade:
         moves = answers.spoken(response).split()
@@ -72,7 +73,7 @@ class Hidden(Pancake):
             return Grade(Verdict.UNPARSED, None)
         row, left = row_after(problem, moves)
         right = row == sort_row(row) and left >= 0
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(response))
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(row))
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last of the student's turns is a move, in a game that was not over."""

@@ -422,6 +422,9 @@ def test_hidden_grades_and_checks_moves():
     assert all(source.check_step(task.problem, moves[: n + 1]) for n in range(len(moves)))
     assert not source.check_step(task.problem, [*moves, "2"])
     assert not source.check_step(task.problem, ["9"])
+    row, goal = hidden.read_row(task.problem.question)[0], "12345"
+    for stated, answer in ((goal, goal), (f"{goal}\n", goal), (row, None), ("1", None), ("", None)):
+        assert source.final_answer(stated) == answer
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from alphazero_llm_trainer.engine.step_ends import step_ends
 from alphazero_llm_trainer.errors import ConfigError, RequestError
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.methods import run_method
+from alphazero_llm_trainer.mcts.steps import end_verdict
 from alphazero_llm_trainer.policy.chat import Chat
 from alphazero_llm_trainer.problems.load import load_tasks, opening
 from alphazero_llm_trainer.problems.registry import hold_source, open_source, with_worlds
@@ -296,6 +297,9 @@ def test_what_does_not_fit_is_cut_and_paid_for():
     for tokens in range(1, length):
         made, cost = run(lambda tokens=tokens: play(tokens))
         assert not made.ended and cost.computed <= tokens
+        assert (
+            end_verdict(made, Limits(12, tokens)) == "length"
+        )  # half a line that states an answer
         kept = [step for step in made.steps if step.seen is not None]
         assert [step.token_ids for step in kept] == [s.token_ids for s in whole.steps[: len(kept)]]
         assert made.cut == (len(kept) < len(made.steps))
@@ -375,6 +379,22 @@ def test_a_bad_world_ends_its_question_alone():
         assert made.response is None and said in made.refusal and not context.policy.stages
     with pytest.raises(ConfigError, match="tool `look` answers differently"):
         play_own(Clock, look_once)
+
+
+@pytest.mark.parametrize("method", ["majority", "step-rejection", "mcts"])
+def test_a_game_that_ran_out_of_flips_is_no_answer(method):
+    """The first game ends with its flips; a later one in order, which is the answer."""
+    config = config_of("hidden")
+    [task] = [Task(Problem("hidden/out", "2 flips: 321", "hidden", 1), "123")]
+
+    def script(text, number):
+        return "3" if "assistant\n2" in text or number else "2"
+
+    student = Scripted(byte_tokenizer(), config, script)
+    verifier = None if method == "majority" else Calculator()
+    context = MethodContext(student, verifier, config, tasks=[task])
+    made = run(lambda: run_method(method, context, task.problem, 0, 500))
+    assert made.ending.reward == 1.0 and made.ending.turns == 1
 
 
 def test_turns_that_read_alike_and_end_differently_are_refused():
