@@ -236,7 +236,7 @@ def answer_question(
     if judge is None:
         refuse_conflicts(config, "search", valued=not alone, verified=False)
     if student is None:
-        progress.wait(f"loading {resolve_name(config)}")
+        progress.wait(f"loading {folder or resolve_name(config)}")
         config = with_context(config, question=problem.question)
         student = answering_student(config, folder, opening(config), inference=alone)
     remote = student if isinstance(student, RemoteStudent) else None
