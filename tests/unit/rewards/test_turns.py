@@ -298,9 +298,8 @@ def test_what_does_not_fit_is_cut_and_paid_for():
     for tokens in range(1, length):
         made, cost = run(lambda tokens=tokens: play(tokens))
         assert not made.ended and cost.computed <= tokens
-        assert (
-            end_verdict(made, Limits(12, tokens)) == "length"
-        )  # half a line that states an answer
+        # Half a line that states an answer.
+        assert end_verdict(made, Limits(12, tokens)) == "length"
         kept = [step for step in made.steps if step.seen is not None]
         assert [step.token_ids for step in kept] == [s.token_ids for s in whole.steps[: len(kept)]]
         assert made.cut == (len(kept) < len(made.steps))
