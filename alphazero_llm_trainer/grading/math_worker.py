@@ -167,13 +167,11 @@ def _parse_logic(text: str) -> Any:
 def _same_set(*sides: tuple[Any, str]) -> bool:
     """Whether two sides, one of them an inequality in one variable, describe one set of numbers."""
     first, second = (_solution_set(*side) for side in sides)
+    if None in (first, second):
+        return False
     names = {str(name) for read, _ in sides for name in read.free_symbols}
     # pi/2 as it was read is another object than pi/2 as it is computed
-    return (
-        None not in (first, second)
-        and len(names) == 1
-        and bool(simplify(first) == simplify(second))
-    )
+    return len(names) == 1 and bool(simplify(first) == simplify(second))
 
 
 def _solution_set(read: Any, text: str) -> Any:
@@ -256,7 +254,12 @@ def main(seconds: float) -> None:
         # computes.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * seconds)
-        verdict = judge_answer(**json.loads(line))
+        try:
+            verdict = judge_answer(**json.loads(line))
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - what a library stumbles over is read by nobody
+            verdict = "unparsed"
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(verdict, file=verdicts, flush=True)
