@@ -1,8 +1,10 @@
 """Finished runs of the shipped student, one a method: made once a session, for whoever reads
-one."""
+one; and what a run printed.
+"""
 
 import fcntl
 import os
+import re
 
 from alphazero_llm_trainer.cli.train import train_main
 
@@ -38,3 +40,12 @@ def finished_run(method, tmp_path_factory):
             assert train_main([*SMALL, *METHODS[method], *flags]) == 0
             done.touch()
     return folder / "run-001"
+
+
+def learnt(printed):
+    """Whether a printed run's student gained, or had nothing left to gain, and does most of its
+    task.
+    """
+    figures = re.findall(r"^(?:before|after)(?: \[95%\]|:) +([\d.]+)", printed, re.MULTILINE)
+    before, after = map(float, figures)
+    return after >= 0.6 and (after > before + 0.05 or before >= 0.9)

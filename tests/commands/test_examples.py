@@ -14,10 +14,10 @@ from random import Random
 
 import pytest
 import torch
+from finished import learnt
 from tables import CHECKOUT
 
 import alphazero_llm_trainer as az
-from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.learning.methods.alphazero import state_outcomes
 
 EXAMPLES = CHECKOUT / "examples"
@@ -32,15 +32,6 @@ def empty(tmp_path, monkeypatch):
 
 def run(name):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-
-
-def learnt(printed):
-    """Whether a printed run's student gained, or had nothing left to gain, and does most of its
-    task.
-    """
-    figures = re.findall(r"^(?:before|after)(?: \[95%\]|:) +([\d.]+)", printed, re.MULTILINE)
-    before, after = map(float, figures)
-    return after >= 0.6 and (after > before + 0.05 or before >= 0.9)
 
 
 @pytest.fixture
@@ -157,28 +148,6 @@ def test_alphazeros_loop_improves_the_student(capsys):
     run("alphazero")
     [(gain, low)] = re.findall(r"^gain (\S+) \[(\S+), ", capsys.readouterr().out, re.M)
     assert float(gain) > 0.03 and float(low) > 0
-
-
-@pytest.mark.slow
-def test_the_python_of_the_readme(tmp_path, capsys):
-    [block] = re.findall(
-        r"```python\n(.*?)```", (CHECKOUT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    (tmp_path / "block.py").write_text(block)
-    runpy.run_path(str(tmp_path / "block.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert learnt(printed)
-    words = printed.split()
-    assert (words[0], words[-1]) == ("14", "16")
-
-
-@pytest.mark.slow
-def test_the_table_of_the_readme(tmp_path, capsys):
-    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    [table] = re.findall(r"```text\n(method .*?)```", text, re.DOTALL)
-    [flags] = re.findall(r"\(`(--source embedded .*?)`\)", text, re.DOTALL)
-    assert main(["eval", *flags.split(), "--out", str(tmp_path / "out")]) == 0
-    assert table in capsys.readouterr().out
 
 
 @pytest.mark.slow
