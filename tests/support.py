@@ -179,7 +179,7 @@ def tool_student(folder):
             learns |= tokens[at + 1 - len(open_turn) : at + 1] == open_turn
         rows.append((torch.tensor(tokens), torch.tensor(labels)))
     tokens, labels = (pad_sequence(one, True, -100) for one in zip(*rows, strict=True))
-    optimizer, loss = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0), 1.0
+    optimizer, loss = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0), 1.0
     while loss > 0.004:
         found = model(input_ids=tokens.clamp(min=0), labels=labels).loss
         optimizer.zero_grad()

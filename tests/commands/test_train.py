@@ -509,22 +509,30 @@ def test_no_seed_outlives_its_command(number, tmp_path):
     wait_for(lambda: not left(), seconds=30)
 
 
+STUDY = ["train", "-q", *SMALL, *"--use-rft --num-examples 8 --seeds 2 --out".split()]
+
+
+@pytest.mark.slow
 def test_seeds_train_beside_each_other_stop_and_go_on(tmp_path, capsys):
-    study = tmp_path / "study"
-    words = f"train -q {' '.join(SMALL)} --use-rft --num-examples 8 --seeds 2 --out {study}".split()
+    words = [*STUDY, str(tmp_path)]
 
     def interrupt():
-        wait_for(lambda: any(study.glob("seed-*/run-*")), seconds=300)
+        wait_for(lambda: any(tmp_path.glob("seed-*/run-*")), seconds=300)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     assert main(words) == 130
-    assert main(words) == 2 and "seed-8 is there already" in capsys.readouterr().err
     assert main([*words, "--resume", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    cards = [read_json(study / f"seed-{seed}" / "run-001" / "run.json") for seed in (7, 8)]
+    cards = [read_json(tmp_path / f"seed-{seed}" / "run-001" / "run.json") for seed in (7, 8)]
     assert [row["seed"] for row in rows] == [card["seed"] for card in cards] == [7, 8]
     assert [row["gain"] for row in rows] == [card["gain"]["value"] for card in cards]
-    assert "seed-8" in (study / "report.html").read_text()
-    assert main([*words, "--set", "train.loss=x", "--out", str(tmp_path / "other")]) == 2
-    assert main([*words, "--dry-run"]) == 2
+    assert "seed-8" in (tmp_path / "report.html").read_text()
+
+
+def test_seeds_that_cannot_be_trained_are_refused(tmp_path, capsys):
+    assert main([*STUDY, str(tmp_path), "--set", "train.loss=x"]) == 2
+    assert main([*STUDY, str(tmp_path), "--dry-run"]) == 2
+    (tmp_path / "seed-8").mkdir()
+    assert main([*STUDY, str(tmp_path)]) == 2
+    assert "seed-8 is there already" in capsys.readouterr().err

@@ -429,7 +429,7 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
 ):
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
     before, out = model_fingerprint(student.model), tmp_path / "out"
-    network, card = trained(kind, student, config, tmp_path, 200)
+    network, card = trained(kind, student, config, tmp_path, 120)
     assert model_fingerprint(student.model) == before  # the policy itself is left alone
     [curve] = out.glob("*")  # no stray checkpoints
     assert min(line["held_out_loss"] for line in read_jsonl(curve)) == card["best"]["held_out_loss"]
