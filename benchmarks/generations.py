@@ -22,11 +22,9 @@ and questions a round are chosen on validation problems with the first seed. Eve
 command of the package, or a cell of answers; one that is there is not made again. PROTOCOL.md says
 what is compared.
 
-    uv run python benchmarks/generations.py tokens --model RUN/student --out FILE
     uv run python benchmarks/generations.py speed --model START --out FILE
 
-asks such a student over tokens, without a rule; `speed` times generations of the recipe, and
-rounds of the default beside them.
+times generations of the recipe, and rounds of the default beside them.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ from arms import (
 
 from alphazero_llm_trainer.api.trees import read_trees
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.engine.protocol import Judgement, ValueFunction, Verifier
+from alphazero_llm_trainer.engine.protocol import Judgement, Verifier
 from alphazero_llm_trainer.eval.attempt import MethodContext
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.files import write_json
@@ -108,12 +106,10 @@ ARMS = {
     ),
 }
 BUDGETS, BUDGET = (240, 480, 960), 480  # of an answer; what systems are compared at
-CAP = 2000  # ends no search over tokens
 PUCT, PERMUTED = "puct", "puct, permuted"
 ADAPTIVE, STEPWISE = "adaptive-best-of-n", "step-rejection"
 VALUES = ("learned", "permuted", "exact", "constant")
 FIRST = "search.select=best-first"
-TOKENS = ("search.mode=token", "search.rollout=none")
 # Ways of answering: the method, whose value judges beside the rule ("": none), and settings.
 WAYS: dict[str, tuple[str, ...]] = {
     "greedy": ("greedy", ""),
@@ -124,15 +120,6 @@ WAYS: dict[str, tuple[str, ...]] = {
     **{f"puct, {value}": ("mcts", value) for value in VALUES[1:]},
     "best-first": ("mcts", "learned", FIRST),
     **{f"best-first, {value}": ("mcts", value, FIRST) for value in VALUES[1:]},
-}
-# Of `tokens`: without a rule.
-OVER_TOKENS: dict[str, tuple[str, ...]] = {
-    "beam of three": ("mcts", "", TOKENS[0], "search.rollout=beam", "search.simulations=1"),
-    **{
-        f"tokens, {value}, {many}": ("mcts", value, *TOKENS, f"search.simulations={many}")
-        for many in (100, 400)
-        for value in ("exact", "constant", "learned")
-    },
 }
 # Of `starts.py`: PUCT by its constant, under each value and under the rule alone, and PHS.
 BY_CONSTANT: dict[str, tuple[str, ...]] = {
@@ -214,24 +201,6 @@ class Told:
         states = [texts[:count] for count in range(first, len(texts) + 1)]
         values = tuple(self.value(problem, state) for state in states)
         return Judgement(values[: len(steps)], values[-1], frozenset(range(len(steps))), values)
-
-
-class OfTokens:
-    """`ValueFunction`: V of the state after the last whole step of a response to these problems."""
-
-    rollout_weight, computes = 0.0, False
-
-    def __init__(self, told: Told, student: Student, problems: Sequence[Problem]) -> None:
-        self.told, self.tokenizer = told, student.tokenizer
-        self.asked = {student.prompt_ids(problem.question): problem for problem in problems}
-        self.lengths = {len(ids) for ids in self.asked}
-
-    async def __call__(self, token_ids: tuple[int, ...]) -> float:
-        prompt = next(
-            token_ids[:length] for length in self.lengths if token_ids[:length] in self.asked
-        )
-        *steps, _ = self.tokenizer.decode(token_ids[len(prompt) :]).split("\n")
-        return self.told.value(self.asked[prompt], steps)
 
 
 class Permuted(CriticVerifier):
@@ -364,21 +333,6 @@ def judge(
     return Product([rule, CriticVerifier(critic, "value")]) if value else rule
 
 
-def of_tokens(
-    value: str,
-    student: Student,
-    critic: Critic | None,
-    game: Game,
-    discount: float,
-    problems: Sequence[Problem],
-) -> ValueFunction | None:
-    """What values the states of a search over tokens."""
-    if value == "learned":
-        return critic
-    exact = Told((lambda *state: game.exact(*state, discount)) if value == "exact" else half)
-    return OfTokens(exact, student, problems) if value else None
-
-
 def half(*state: Any) -> float:
     return 0.5
 
@@ -390,17 +344,13 @@ def answer(args: argparse.Namespace) -> None:
     student = load_student(config, path=args.model, opening=opening(config))
     critic = None if place is None else load_value(place, student, config)
     benchmark = Benchmark(args.split, tasks_of(config, args.split, args.num, args.first))
-    game, problems = GAMES[args.source], [task.problem for task in benchmark.tasks]
+    game = GAMES[args.source]
     for file, way, budget, temperature in json.loads(args.cells):
-        method, value, *settings = (WAYS | OVER_TOKENS | BY_CONSTANT)[way]
+        method, value, *settings = (WAYS | BY_CONSTANT)[way]
         own = [*base, *settings, f"search.temperature={temperature}"]
         own += [f"search.discount={config.search.discount}"]
         discount, over = config.search.discount, load_config(overrides=own)
-        if way in OVER_TOKENS:
-            guide = of_tokens(value, student, critic, game, discount, problems)
-            context = MethodContext(student, None, over, value=guide)
-        else:
-            context = MethodContext(student, judge(value, student, critic, game, discount), over)
+        context = MethodContext(student, judge(value, student, critic, game, discount), over)
         cell = asyncio.run(run_cell(context, benchmark, method, budget, Progress(quiet=True)))
         write_json(Path(file), asdict(cell))
 
@@ -592,24 +542,6 @@ def table(seeds: Sequence[Seed], chosen: dict[str, Any]) -> dict[str, Any]:
     return facts | {"arms": arms, "answering": answering}
 
 
-def over_tokens(args: argparse.Namespace) -> dict[str, Any]:
-    """Searches over tokens by a run's student, under no rule: each way's figures, and PUCT under
-    the learned value less it.
-    """
-    names = ("greedy", *OVER_TOKENS)
-    asked = [(way, CAP, 1.0) for way in names]
-    found = answers(
-        Seed(args.seeds[0], args), args.model, (args.split, args.first, args.num), asked
-    )
-    cells = {way: [cell] for way, cell in zip(names, found, strict=True)}
-    rows = [{"way": way, **told(cells[way])} for way in names]
-    for row in rows:
-        row["learned_less_it"] = difference(cells["tokens, learned, 400"], cells[row["way"]])
-        print(f"{row['way']:20} {row['accuracy']} {row['learned_less_it']}", flush=True)
-    gate = difference(cells["tokens, exact, 400"], cells["tokens, constant, 400"])
-    return {"exact_less_constant": gate, "rows": rows}
-
-
 def speed(seed: Seed) -> dict[str, Any]:
     """Seconds of a generation of AlphaZero's loop on `--source` and of a round of the default on
     its own problems, as both recipes come, on one thread: validation, checkpoints and loading
@@ -669,8 +601,8 @@ def main() -> None:
     parser.add_argument(
         "stage",
         nargs="?",
-        choices=["tokens", "speed", "answer"],
-        help="search over tokens by a run's student; time the loop",
+        choices=["speed", "answer"],
+        help="time the loop",
     )
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)
@@ -691,10 +623,6 @@ def main() -> None:
         answer(args)
         return
     told_of = ("source", "seeds", "split", "first", "num", "rounds", "tokens", "updates", "budgets")
-    if args.stage == "tokens":
-        facts = {name: getattr(args, name) for name in told_of[:5]}
-        provenance.write(args.out, facts | over_tokens(args))
-        return
     seeds = [Seed(seed, args) for seed in args.seeds]
     if args.stage == "speed":
         provenance.write(args.out, {"source": args.source} | speed(seeds[0]))

@@ -4,10 +4,9 @@ search less the best one that reads no value.
     uv run python benchmarks/starts.py --model checkpoints/pancake
 
 `--model` is the start that chooses, on validation problems alone: each arm's learning rate by the
-mean of two seeds, its questions a round by its tokens, PUCT's constant with and without a value,
-and the best search without one. Then the arms train from starts of their own, one of each of
-`--seeds`. A stage that is there is not made again, and `--parts training` ends before the
-searches. PROTOCOL.md says what is compared.
+mean of two seeds, its questions a round by its tokens, and the best search without a value. Then
+the arms train from starts of their own, one of each of `--seeds`. A stage that is there is not made
+again, and `--parts training` ends before the searches. PROTOCOL.md says what is compared.
 """
 
 from __future__ import annotations
@@ -42,8 +41,15 @@ from generations import (
 
 CONSTANT, TREE = "constant value", "expert iteration's tree"
 RATES, NEAR = (1e-3, 2e-3, 4e-3), 0.02
-CONSTANTS = (0.1, 0.2, 0.4)  # of PUCT, and on beyond an end
-OTHERS = (STEPWISE, ADAPTIVE, "best-first, constant", "phs")  # searches that read no value
+GUIDED = "best-first"  # under the learnt value, as the recipe searches
+# Searches that read no value.
+OTHERS = (
+    STEPWISE,
+    ADAPTIVE,
+    "best-first, constant",
+    "phs",
+    *(constant_of("none", c) for c in (0.1, 0.4)),
+)
 VALIDATION = ("validation", 3000, 200)
 
 
@@ -62,17 +68,17 @@ def choose_arm(args: Namespace, name: str) -> dict[str, Any]:
         return side_by_side(args.jobs, work, seeds)
 
     def reached(rate: float) -> float:
-        questions[rate] = round(args.tokens / args.rounds / ARMS[name].size)
+        questions[rate] = args.questions or round(args.tokens / args.rounds / ARMS[name].size)
         for _ in range(PACED):
             runs = train(rate)
             tokens[rate] = fmean(sum(map(spent, rounds_of(run))) for run in runs)
             wanted = round(fmean(questions_of(args, run) for run in runs))
-            if abs(wanted - questions[rate]) <= NEAR * wanted:
+            if args.questions or abs(wanted - questions[rate]) <= NEAR * wanted:
                 break
             questions[rate] = wanted
         return fmean(by_round(run)[-1] for run in train(rate))
 
-    rates = by_rate(reached, RATES)
+    rates = by_rate(reached, args.rates)
     tried = [
         {"rate": rate, "questions": questions[rate], "tokens": tokens[rate], "right": right}
         for rate, right in rates.items()
@@ -81,21 +87,12 @@ def choose_arm(args: Namespace, name: str) -> dict[str, Any]:
     return {"rate": rate, "questions": questions[rate], "tried": tried}
 
 
-def choose_searches(args: Namespace, student: Path) -> dict[str, Any]:
-    """PUCT's constant under the learned value, and the best search that reads none."""
+def choose_search(args: Namespace, student: Path) -> dict[str, Any]:
+    """The best search that reads no value."""
     seed = Seed(7, with_values(args, work=args.work / "choice", set=args.answering))
-
-    def reached(value: str, constant: float) -> float:
-        way = constant_of(value, constant)
-        [cell] = answers(seed, student, VALIDATION, [(way, args.budget, 1.0)])
-        return fmean(cell.right)
-
-    tried = {value: by_rate(partial(reached, value), CONSTANTS) for value in ("learned", "none")}
     cells = answers(seed, student, VALIDATION, [(way, args.budget, 1.0) for way in OTHERS])
-    others = {way: fmean(cell.right) for way, cell in zip(OTHERS, cells, strict=True)}
-    alone = others | {constant_of("none", c): right for c, right in tried["none"].items()}
-    chosen = {"constant": best(tried["learned"]), "without": max(alone, key=alone.__getitem__)}
-    return chosen | {"tried": tried | {"others": others}}
+    tried = {way: fmean(cell.right) for way, cell in zip(OTHERS, cells, strict=True)}
+    return {"without": max(tried, key=tried.__getitem__), "tried": tried}
 
 
 def measure(args: Namespace, arms: dict[str, Any], ways: dict[str, Any]) -> dict[str, Any]:
@@ -139,12 +136,7 @@ def measure(args: Namespace, arms: dict[str, Any], ways: dict[str, Any]) -> dict
     print(facts["alphazero_less"], flush=True)
     if not ways:
         return facts
-    learned = constant_of("learned", ways["constant"])
-    names = [
-        learned,
-        ways["without"],
-        *(constant_of(value, ways["constant"]) for value in ("permuted", "exact")),
-    ]
+    names = [GUIDED, ways["without"], f"{GUIDED}, permuted", f"{GUIDED}, exact"]
     asked_of = [(way, args.budget) for way in names]
     asked_of += [(way, budget) for budget in args.beside for way in names[:2]]
     answering, cells = list[dict[str, Any]](), {}
@@ -158,8 +150,8 @@ def measure(args: Namespace, arms: dict[str, Any], ways: dict[str, Any]) -> dict
     for way, budget in asked_of:
         cells[way, budget] = side_by_side(args.jobs, partial(ask, way, budget), made)
         row = {"way": way, "budget": budget, **told(cells[way, budget])}
-        if way != learned:
-            row["learned_less_it"] = less_of(cells[learned, budget], cells[way, budget])
+        if way != GUIDED:
+            row["learned_less_it"] = less_of(cells[GUIDED, budget], cells[way, budget])
         answering.append(row)
         print(f"{way:26} {budget:5} {row['accuracy']} {row.get('learned_less_it')}", flush=True)
     return facts | {"answering": answering}
@@ -176,13 +168,15 @@ def main() -> None:
     )
     parts = ("training", "answering")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--answering", nargs="+", default=["problems.levels=[4]"], help="settings")
+    parser.add_argument("--answering", nargs="*", default=[], help="settings of the searches")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--questions", type=int, help="of a round; default: as take --tokens")
     parser.add_argument("--tokens", type=int, default=400_000, help="that an arm's run takes")
     parser.add_argument("--rounds", type=int, default=4, help="of an arm: its generations")
     parser.add_argument("--updates", type=int, default=100, help="of a round, at most")
     parser.add_argument("--validation", type=int, default=300, help="problems that choose a rate")
-    parser.add_argument("--budget", type=int, default=960, help="of an answer")
-    parser.add_argument("--beside", type=int, nargs="*", default=(480, 1920), help="budgets too")
+    parser.add_argument("--budget", type=int, default=480, help="of an answer")
+    parser.add_argument("--beside", type=int, nargs="*", default=(240, 960), help="budgets too")
     args = parser.parse_args()
     args.work, args.model = args.work.resolve(), args.model.resolve()
     arms = {name: choose_arm(args, name) for name in args.arms}
@@ -191,7 +185,7 @@ def main() -> None:
     ways = dict[str, Any]()
     if "answering" in args.parts:
         student = trained(first, AZ, az["rate"], az["questions"]) / "student"
-        ways = choose_searches(args, student)
+        ways = choose_search(args, student)
         print(json.dumps(ways), flush=True)
     told_of = ("source", "seeds", "split", "first", "num", "rounds", "tokens", "updates", "budget")
     facts = {name: getattr(args, name) for name in told_of} | {"choices": arms, "searches": ways}

@@ -2,10 +2,10 @@
 
     uv run python benchmarks/value_gate.py --model checkpoints/pancake --source pancake --level 4
 
-A trained student answers validation problems of one level by every search. The noise is planted: it
-is as large as makes the value tell so many of two steps after one state (`--pairs`) right, and each
-state keeps its own. A game, level and budget can show a learned value where the best search under
-the noisy one beats every search without one.
+A trained student answers validation problems of one level by every search; under the value that it
+carries too, where it does. The noise is planted: it is as large as makes the value tell so many of
+two steps after one state (`--pairs`) right, and each state keeps its own. A game, level and budget
+can show a learned value where the best search under the noisy one beats every search without one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ import horn  # noqa: E402
 from generations import ADAPTIVE, GAMES, STEPWISE, Game, Told, half  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import Verifier  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats  # noqa: E402
 from alphazero_llm_trainer.eval.results import interval_triple  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
-from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier, load_value  # noqa: E402
+from alphazero_llm_trainer.policy.folders import carried_value  # noqa: E402
+from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.verifiers import Product  # noqa: E402
 from alphazero_llm_trainer.problems import pancake  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
@@ -132,6 +135,19 @@ def siblings(game: Game, problem: Problem) -> Iterator[list[list[str]]]:
         steps = [*steps, rng.choice(moves)]
 
 
+def read_value(critic: Critic, student: Student, game: Game, problems: Sequence[Problem]) -> Value:
+    """What a student's value says of the states that `pair_accuracy` compares."""
+    asked = [(one, path) for one in problems for paths in siblings(game, one) for path in paths]
+    states = []
+    for problem, steps in asked:
+        lines = "".join(f"{step}\n" for step in steps)
+        written = student.tokenizer(lines, add_special_tokens=False)["input_ids"]
+        states.append((*student.prompt_ids(problem.question), *written))
+    values = asyncio.run(critic.values(states))
+    told = {(one.id, *path): v for (one, path), v in zip(asked, values, strict=True)}
+    return lambda problem, steps: told[problem.id, *steps]
+
+
 def pair_accuracy(game: Game, problems: Sequence[Problem], value: Value, discount: float) -> float:
     """How many of two steps after one state `value` has in the order of the exact one; those that
     are worth the same aside.
@@ -167,7 +183,7 @@ def gate(cells: dict[tuple[str, str], Cell]) -> dict[str, Any]:
 
     alone = best(("none", "constant"))
     found: dict[str, Any] = {"without": list(alone)}
-    for value in ("exact", "noisy"):
+    for value in dict.fromkeys(name for name, _ in cells if name not in ("none", "constant")):
         key = best((value,))
         gain = paired_bootstrap(cells[key].right, cells[alone].right, groups=cells[key].groups)
         found[value] = {"search": key[1], "less_without": interval_triple(gain)}
@@ -188,33 +204,37 @@ def measure(args: argparse.Namespace) -> None:
     tasks = tasks_of(config, "validation", args.num, args.first)
     problems, game = [task.problem for task in tasks], GAMES[args.source]
     spread = spread_of(args.source, problems, args.pairs, discount)
-    values: dict[str, Value | None] = {
-        "none": None,
-        "constant": half,
-        "noisy": NOISY[args.source](spread, discount),
-        "exact": lambda problem, steps: game.exact(problem, steps, discount),
-    }
-    reached = pair_accuracy(game, problems, NOISY[args.source](spread, discount), discount)
+    noisy = NOISY[args.source](spread, discount)
+    values: dict[str, Verifier] = {"constant": Told(half), "noisy": Told(noisy)}
+    values["exact"] = Told(lambda problem, steps: game.exact(problem, steps, discount))
+    reached = {"noisy": pair_accuracy(game, problems, noisy, discount)}
     student = load_student(config, path=args.model, opening=opening(config))
+    _, place = carried_value(config, args.model)
+    if place is not None:
+        critic = load_value(place, student, config)
+        values["learned"] = CriticVerifier(critic, "value")
+        learned = read_value(critic, student, game, problems)
+        reached["learned"] = pair_accuracy(game, problems, learned, discount)
     facts: dict[str, Any] = {
         "student": student.weights,
         **{
             name: getattr(args, name) for name in ("source", "level", "seed", "first", "num", "set")
         },
         "discount": discount,
-        "noise": {"spread": spread, "pair_accuracy": reached},
+        "noise": {"spread": spread, "pair_accuracy": reached["noisy"]},
+        "pair_accuracy": reached,
     }
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
     same = all(known.get(name) == fact for name, fact in facts.items())
     rows = known["rows"] if same and known else []
     groups = repeats(tasks)
     made = {(row["budget"], row["value"], row["search"]): row for row in rows}
-    gates = {}
+    gates = dict[str, Any]()
     for budget in args.budgets:
         cells = dict[tuple[str, str], Cell]()
-        for name, value in values.items():
-            judge = Calculator() if value is None else Product([Calculator(), Told(value)])
-            for search, (method, *settings) in (FREE if value is None else BY_VALUE).items():
+        for name in args.values:
+            judge = Product([Calculator(), values[name]]) if name in values else Calculator()
+            for search, (method, *settings) in (BY_VALUE if name in values else FREE).items():
                 row = made.get((budget, name, search))
                 if row is None:
                     select, *more = settings
@@ -248,6 +268,8 @@ def main() -> None:
     parser.add_argument("--source", choices=tuple(NOISY), default="pancake")
     parser.add_argument("--level", type=int, help="of the problems; default: the source's own")
     parser.add_argument("--budgets", type=int, nargs="+", default=(240, 480), help="of an answer")
+    every = ("none", "constant", "noisy", "exact")
+    parser.add_argument("--values", nargs="+", default=every, help="learned too, where one is")
     parser.add_argument("--num", type=int, default=200, help="validation problems")
     parser.add_argument("--first", type=int, default=4000, help="number of the first one")
     parser.add_argument("--pairs", type=float, default=0.8, help="that the noisy value has right")

@@ -207,7 +207,7 @@ class TrainConfig(Section):
     # the search's visits, or its improved policy
     credit: Literal["group", "step", "turn", "process", "path", "visits", "gumbel"] = "group"
     # alphazero: of the value's cross-entropy beside the policy's likelihood
-    value_coefficient: NonNegativeFloat = 0.1
+    value_coefficient: NonNegativeFloat = 0.3
     # distill: whose probabilities are learnt, a student's folder, a name of models.yaml, a
     # hub id, or the address of a vLLM server
     teacher: str | None = None
