@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the student that answers")
     parser.add_argument("--source", choices=tuple(NOISY), default="pancake")
     parser.add_argument("--level", type=int, help="of the problems; default: the source's own")
-    parser.add_argument("--budgets", type=int, nargs="+", default=(240, 480), help="of an answer")
+    parser.add_argument("--budgets", type=int, nargs="*", default=(240, 480), help="of an answer")
     every = ("none", "constant", "noisy", "exact")
     parser.add_argument("--values", nargs="+", default=every, help="learned too, where one is")
     parser.add_argument("--num", type=int, default=200, help="validation problems")

@@ -131,44 +131,31 @@ def record_responses(tree: Facts) -> Iterator[tuple[str, JsonObject]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected,
     then rollouts.
     """
-    parent, text, outcomes = (
-        tree["parent"],
-        tree["text"],
-        tree.get("outcome") or [None] * len(tree["parent"]),
-    )
+    parent = tree["parent"]
+    outcomes = tree.get("outcome") or [None] * len(parent)
 
     def down_to(node: int) -> str:
         parts = []
         while node >= 0:
-            parts.append(text[node])
+            parts.append(tree["text"][node])
             node = parent[node]
         return "".join(reversed(parts))
 
+    names = ("hre", "pre", "reward", "samples")
+
+    def graded(row: Facts, visits: int, outcome: float | None) -> JsonObject:
+        grade = {name: row[name] for name in names}
+        # what it is known to be worth: its outcome where the user's own reward takes part
+        return grade | {"visits": visits, "known": row["hre"] if outcome is None else outcome}
+
     for node, verdict in enumerate(tree["verdict"]):
-        if verdict is not None and verdict != REJECTED_VERDICT and tree["N"][node] > 0:
-            grade = {name: tree[name][node] for name in ("hre", "pre", "reward", "samples")}
-            yield (
-                down_to(node),
-                {
-                    **grade,
-                    "visits": tree["N"][node],
-                    "known": known_outcome(outcomes[node], grade["hre"]),
-                },
-            )
+        visits = tree["N"][node]
+        if verdict is not None and verdict != REJECTED_VERDICT and visits > 0:
+            row = {name: tree[name][node] for name in names}
+            yield down_to(node), graded(row, visits, outcomes[node])
     for rollout in named_rollouts(tree):
-        grade = {name: rollout[name] for name in ("hre", "pre", "reward", "samples")}
-        grade |= {
-            "visits": rollout["count"],
-            "known": known_outcome(rollout.get("outcome"), grade["hre"]),
-        }
-        yield down_to(rollout["node"]) + rollout["text"], grade
-
-
-def known_outcome(outcome: float | None, hre: float | None) -> float | None:
-    """What a response is known to be worth: its outcome where the user's own reward takes part,
-    else its correctness.
-    """
-    return hre if outcome is None else outcome
+        text = down_to(rollout["node"]) + rollout["text"]
+        yield text, graded(rollout, rollout["count"], rollout.get("outcome"))
 
 
 def named_rollouts(tree: Facts) -> list[JsonObject]:

@@ -12,8 +12,10 @@ Danihelka et al. 2022, equation 11). z is `discount^d` where d more steps end ri
 search found no such steps.
 
 What is left out of the game's own algorithm: no moves are played, one tree is one question; no
-noise at the root, since steps are sampled and none is drawn twice; no rollouts. The first round's
-trees are plain chains under the rule, because its value knows nothing yet.
+noise at the root, since steps are sampled and none is drawn twice; no rollouts. The
+recipe searches best-first, which spends fewer tokens on the first steps than PUCT
+(`search.select: puct`). The first round's trees are plain chains under the rule, because its value
+knows nothing yet.
 """
 
 from __future__ import annotations

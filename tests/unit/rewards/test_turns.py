@@ -87,13 +87,19 @@ def solver(task, source, write, wrong=0):
     return script
 
 
-def calc(level=2, wrong=0, *more, write=None):
-    """A calc task, its student of a small vocabulary, and the configuration."""
+def calc(level=2, wrong=0, *more, write=None, chats=False):
+    """A calc task, its student of a small vocabulary (`chats`: Qwen's), and the configuration."""
     config = config_of("calc", *more)
     source = open_source(config)
     [task] = load_tasks(source, "test", 1, start=level)
-    script = solver(task, source, write or (lambda said: write_line(said) + "\n"), wrong)
-    return task, Scripted(build_tokenizer(source), config, script), config
+    lines = write_hermes if chats else (lambda said: write_line(said) + "\n")
+    script = solver(task, source, write or lines, wrong)
+    tokenizer = qwen_tokenizer() if chats else build_tokenizer(source)
+    return task, Scripted(tokenizer, config, script), config
+
+
+def write_hermes(said):
+    return write_calls(said, FORMS["hermes"]).strip("\n")
 
 
 def test_a_line_is_read_as_a_call():
@@ -152,11 +158,8 @@ def test_an_episode_is_a_hand_made_one_token_by_token():
 
 def test_a_chat_template_renders_what_is_given():
     """The whole token sequence is what the template writes of the whole chat."""
-    config = config_of("calc")
+    task, student, config = calc(chats=True)
     source = open_source(config)
-    [task] = load_tasks(source, "test", 1, start=2)
-    script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
-    student = Scripted(qwen_tokenizer(), config, script)
     policy = steps_for(student, config.search, [source])
     policy.tasks[task.problem.id] = task
 
@@ -189,18 +192,14 @@ def test_a_chat_template_renders_what_is_given():
 
 
 def test_a_template_without_system_messages_has_it_in_the_first_question():
-    config = config_of("calc")
-    source = open_source(config)
-    [task] = load_tasks(source, "test", 1, start=2)
-    script = solver(task, source, lambda said: write_calls(said, FORMS["hermes"]).strip("\n"))
-    student = Scripted(qwen_tokenizer(), config, script)
+    task, student, config = calc(chats=True)
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     student.tokenizer.chat_template = refuse + student.tokenizer.chat_template
     context = MethodContext(student, None, config, tasks=[task])
     made = run(lambda: run_method("greedy", context, task.problem, 0, 4000))
     assert made.ending.reward == 1.0
     asked = student.tokenizer.decode(student.requests[0].prompt_ids)
-    assert f"{source.system_prompt}\n\n{task.problem.question}" in asked
+    assert f"{open_source(config).system_prompt}\n\n{task.problem.question}" in asked
 
 
 METHODS = [
