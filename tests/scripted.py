@@ -222,6 +222,10 @@ def a_problem(name="p0"):
     return Problem(name, f"question {name}?", "scripted")
 
 
+async def unasked(*given):
+    raise AssertionError("a verifier's search asks no other judge")
+
+
 def search(policy, problem=None, seed=0, tree=None, *, evaluate=scripted_evaluate, **more):
     """A whole search. `more`: the fields of `SearchConfig`, and the other arguments of `Search`."""
     own = ("advisor", "finished", "stop", "value", "generating", "verifier")

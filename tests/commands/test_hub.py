@@ -10,7 +10,6 @@ from huggingface_hub import constants
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config import hub
-from alphazero_llm_trainer.policy.student import Student
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +59,7 @@ def test_without_the_hub_the_error_comes_at_once(
     monkeypatch,
 ):
     """The libraries' own retries take 26 and 61 seconds, and PyTorch takes its own."""
-    monkeypatch.setattr(Student, "__init__", None)
+    monkeypatch.setattr("alphazero_llm_trainer.policy.student.Student.__init__", None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", named)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", named)
     began = time.perf_counter()

@@ -14,7 +14,6 @@ from alphazero_llm_trainer.cli.vf_eval import main as run
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.policy.student import Student
 
 CASES = table("refusals")
 KEYS = (
@@ -67,7 +66,7 @@ def test_a_command_line_that_cannot_be(line, folder, monkeypatch, capsys):
     words, before = shlex.split(line), set(folder.rglob("*"))
     ways = [words]
     if words[0] == "eval":
-        monkeypatch.setattr(Student, "__init__", pytest.fail)
+        monkeypatch.setattr("alphazero_llm_trainer.policy.student.Student.__init__", pytest.fail)
     runs = words[0] == "train" and line not in CASES["late"]
     if runs or {"hidden", "calc"} & {*words}:
         monkeypatch.setattr(live.Progress, "load", pytest.fail)

@@ -493,11 +493,14 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     agree(run, copy, best.relative_to(copy))
 
 
+STUDY = ["train", "-q", *SMALL, *"--use-rft --num-examples 8 --seeds 2 --out".split()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_seed_outlives_its_command(number, tmp_path):
-    words = [*SMALL, "--use-rft", "--num-examples", "4000", "--seeds", "2", "--out", str(tmp_path)]
-    command = subprocess.Popen([sys.executable, "-m", "alphazero_llm_trainer", "train", *words])
+    words = [*STUDY, str(tmp_path), "--num-examples", "4000"]
+    command = subprocess.Popen([sys.executable, "-m", "alphazero_llm_trainer", *words])
     wait_for(lambda: len(list(tmp_path.glob("seed-*/run-*"))) == 2, seconds=300)
     command.send_signal(number)
     command.wait(30)
@@ -507,9 +510,6 @@ def test_no_seed_outlives_its_command(number, tmp_path):
         return str(tmp_path) in lines.stdout
 
     wait_for(lambda: not left(), seconds=30)
-
-
-STUDY = ["train", "-q", *SMALL, *"--use-rft --num-examples 8 --seeds 2 --out".split()]
 
 
 @pytest.mark.slow

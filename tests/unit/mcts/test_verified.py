@@ -53,11 +53,8 @@ def step(text, probability=0.5):
 
 
 def search(verifier, seed=0, policy_seed=0, **changes):
-    async def unasked(*given):
-        raise AssertionError("a verifier's search asks no other judge")
-
-    asked = {"simulations": 60, "verifier": verifier, **changes}
-    return scripted.search(ScriptedPolicy(policy_seed), PROBLEM, seed, evaluate=unasked, **asked)
+    asked = {"simulations": 60, "verifier": verifier, "evaluate": scripted.unasked, **changes}
+    return scripted.search(ScriptedPolicy(policy_seed), PROBLEM, seed, **asked)
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -316,15 +313,17 @@ def test_a_value_that_is_low_everywhere_rejects_and_accepts_nothing():
     assert answers == 20
 
 
+VALUE = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
+RULED = Product([Rule(lambda text: float(hashed_reward(text) > 0.3)), VALUE])
+
+
 def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_one_once():
     rejected = 0
     for seed in range(20):
-        value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
-        rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
-        tree = search(Product([rule, value]), seed, simulations=8, rollout="sample").tree
+        tree = search(RULED, seed, simulations=8, rollout="sample").tree
         assert tree.N[ROOT] == len(tree.simulations)  # a chain is one visit, however long it is
         for node in range(1, len(tree)):
-            assert tree.V[node] == value.good(tree.response(node))
+            assert tree.V[node] == VALUE.good(tree.response(node))
             if tree.verdict[node] == REJECTED and tree.parent[node] != ROOT:
                 rejected += 1
                 assert tree.reward[node] == 0
@@ -336,9 +335,7 @@ def test_beside_a_rule_a_step_has_its_v_and_a_cut_chain_backs_up_the_last_good_o
 def test_one_step_a_simulation_backs_up_its_v_once_and_a_rejected_one_changes_no_mean():
     seen = Counter()
     for seed in range(20):
-        value = Ranker(lambda text: 0.01 + 0.4 * hashed_reward(text))
-        rule = Rule(lambda text: float(hashed_reward(text) > 0.3))
-        tree = search(Product([rule, value]), seed, simulations=30, max_depth=3).tree
+        tree = search(RULED, seed, simulations=30, max_depth=3).tree
         known, before = 1, 0
         past = Tree()  # what the means were before each simulation
         past.parent, past.N, past.W = tree.parent, [0] * len(tree), [0.0] * len(tree)
