@@ -143,7 +143,7 @@ def record_responses(tree: Facts) -> Iterator[tuple[str, JsonObject]]:
 
     names = ("hre", "pre", "reward", "samples")
 
-    def graded(row: Facts, visits: int, outcome: float | None) -> JsonObject:
+    def grade_row(row: Facts, visits: int, outcome: float | None) -> JsonObject:
         grade = {name: row[name] for name in names}
         # what it is known to be worth: its outcome where the user's own reward takes part
         return grade | {"visits": visits, "known": row["hre"] if outcome is None else outcome}
@@ -152,10 +152,10 @@ def record_responses(tree: Facts) -> Iterator[tuple[str, JsonObject]]:
         visits = tree["N"][node]
         if verdict is not None and verdict != REJECTED_VERDICT and visits > 0:
             row = {name: tree[name][node] for name in names}
-            yield down_to(node), graded(row, visits, outcomes[node])
+            yield down_to(node), grade_row(row, visits, outcomes[node])
     for rollout in named_rollouts(tree):
         text = down_to(rollout["node"]) + rollout["text"]
-        yield text, graded(rollout, rollout["count"], rollout.get("outcome"))
+        yield text, grade_row(rollout, rollout["count"], rollout.get("outcome"))
 
 
 def named_rollouts(tree: Facts) -> list[JsonObject]:
