@@ -1,7 +1,7 @@
 """AlphaZero for language models, the whole loop in one file: `uv run python examples/alphazero.py`,
 about two minutes.
 
-    search  trees of reasoning steps under policy and value: best-first, one step a simulation
+    search  trees of reasoning steps under policy and value: PUCT, one step a simulation
     rows    what the right answer's steps were, and which states they led from
     losses  the policy's likelihood of those steps, the value's cross-entropy of how states end
     step    both in one backward pass; the better network searches the next questions
@@ -26,11 +26,12 @@ from torch.nn import functional as F
 import alphazero_llm_trainer as az
 
 PROBLEMS = "embedded"  # an address of `--source`: numbers, pancake, your own file.py:NAME, ...
-SEARCH = {"train.method": "alphazero", "search.budget_tokens": 200}  # tokens of a question
+# AlphaZero's own rule; 200 tokens of a question
+SEARCH = {"train.method": "alphazero", "search.select": "puct", "search.budget_tokens": 200}
 ROUNDS, QUESTIONS = 6, 192  # questions of a round
 UPDATES, BATCH = 40, 16  # updates of a round; an update has as many ways as states off them
 RATE, WEIGHT_DECAY, MAX_NORM = 5e-4, 0.3, 1.0
-COEFFICIENT = 0.3  # of the value's loss
+COEFFICIENT = 0.1  # of the value's loss
 DISCOUNT = 0.95  # of a step: what ends right sooner is worth more
 OFF_WAY = 4  # states off the way that a tree gives
 HELD_OUT = 300  # test problems, answered greedily before and after
