@@ -26,8 +26,8 @@ from torch.nn import functional as F
 import alphazero_llm_trainer as az
 
 PROBLEMS = "embedded"  # an address of `--source`: numbers, pancake, your own file.py:NAME, ...
-# None: PUCT, AlphaZero's own rule; 200 tokens of a question
-SEARCH = {"train.method": "alphazero", "search.select": None, "search.budget_tokens": 200}
+# AlphaZero's own rule; 200 tokens of a question
+SEARCH = {"train.method": "alphazero", "search.select": "puct", "search.budget_tokens": 200}
 ROUNDS, QUESTIONS = 6, 192  # questions of a round
 UPDATES, BATCH = 40, 16  # updates of a round; an update has as many ways as states off them
 RATE, WEIGHT_DECAY, MAX_NORM = 5e-4, 0.3, 1.0
@@ -130,6 +130,7 @@ def evaluate(student) -> list[int]:
 
 
 def main() -> None:
+    torch.manual_seed(SEED)  # of the value's layer
     student, draw = az.load(), random.Random(SEED)
     model, value = student.model, torch.nn.Linear(student.model.config.hidden_size, 1)
     trained = [*model.parameters(), *value.parameters()]
