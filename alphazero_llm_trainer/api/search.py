@@ -24,7 +24,7 @@ from ..mcts.select import constant, under_verifier
 from ..policy.folders import carried_value, sets_search, with_chosen, with_discount
 from ..problems.load import opening, with_context
 from ..problems.registry import open_source, source_of, with_worlds
-from ..problems.row_columns import check_text
+from ..problems.row_texts import check_text
 from ..report.html import frame_page
 from ..rewards.perplexity import Perplexity
 from ..rewards.turns import TurnPolicy, steps_for

@@ -7,6 +7,7 @@ then.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -130,7 +131,13 @@ def use_attention(shape: Any, name: str) -> Iterator[None]:
         shape._attn_implementation = own
 
 
-def for_any_device(config: Any) -> None:
-    """Leave flash attention and the like, for which a copy has no kernels on the CPU."""
+def plain_config(model: Any) -> Any:
+    """A copy of a model's configuration without quantisation, and without flash attention and the
+    like, for which a copy has no kernels on the CPU.
+    """
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     if config._attn_implementation not in DENSE:
         config._attn_implementation = None  # as transformers chooses
+    return config

@@ -23,7 +23,7 @@ from transformers import logging as transformers_logging
 from ..errors import EngineError
 from .device import kv_shape
 from .library_forward import LibraryForward
-from .masks import for_any_device
+from .masks import plain_config
 from .precision import why_uncovered
 from .prefix_tree import PrefixTree
 from .queue_rows import DecodingRow
@@ -96,10 +96,7 @@ def is_plain(model: Any) -> bool:
 
 def make_miniature(model: Any, context: float) -> Any:
     """A small model of `model`'s class with random weights, in fp32 on the CPU."""
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    for_any_device(config)
+    config = plain_config(model)
     text = config.get_text_config()
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig) and part is not text:

@@ -352,6 +352,20 @@ class Wanted:
     temperature: float
     without: Drawn | None
 
+    def request_after(self, prefix: TokenIds, own: float, steps: int | None) -> GenerateRequest:
+        """What a policy whose own temperature is `own` asks of its engine: at most `steps` steps
+        after `prefix`."""
+        return GenerateRequest(
+            prefix,
+            n=self.n,
+            max_new_tokens=self.limits.tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            max_steps=steps,
+            without=self.without or (),
+            tempered=own if self.without is not None and own not in (0.0, 1.0) else None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:

@@ -31,7 +31,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Verdict
-from ..problems.row_columns import SPLIT_NAMES
+from ..problems.shapes import usual_columns
 from ..problems.source import SPLITS, Source, split_of
 from ..problems.task_list import guess_tokens
 from ..problems.worlds import Tooling, World
@@ -254,7 +254,9 @@ def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
     """
     field = type(config).model_fields.get("split")
     choices = [] if field is None else list(literal_values(field.annotation))
-    names = {split: name for name, split in reversed(SPLIT_NAMES.items()) if name in choices}
+    names = {
+        split: name for name, split in reversed(usual_columns("splits").items()) if name in choices
+    }
     return {split: names[split] for split in SPLITS if split in names}
 
 

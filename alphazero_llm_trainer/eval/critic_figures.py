@@ -42,7 +42,7 @@ def auc(value: np.ndarray, states: States, seed: int = 0, draws: int = 1000) -> 
         return Interval(whole, 0.0, 1.0)
     rng = np.random.default_rng(seed)
     drawn = [area(times) for times in rng.multinomial(count, np.full(count, 1 / count), draws)]
-    return Interval(whole, *map(float, np.nanquantile(drawn, [0.025, 0.975])))
+    return Interval.of_draws(whole, drawn)
 
 
 def score_order(score: np.ndarray, pairs: StatePairs) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,6 +25,11 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of_draws(cls, value: float, drawn: Any) -> Self:
+        """An estimate, and where 95% of its bootstrap's draws lie; one that is NaN isn't there."""
+        return cls(float(value), *map(float, np.nanquantile(drawn, [0.025, 0.975])))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "low", min(self.low, self.value))
@@ -89,8 +95,7 @@ def paired_bootstrap(
     for _ in range(draws // 500):  # blocks keep the index matrix small for thousands of problems
         drawn = rng.integers(0, sums.size, (500, sums.size))
         means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return Interval(float(difference.mean()), float(low), float(high))
+    return Interval.of_draws(difference.mean(), means)
 
 
 def bootstrap_over_seeds(
@@ -124,8 +129,7 @@ def bootstrap_over_seeds(
             )
             value.append((of_seeds * (taken @ rows.T)).sum(1) / (taken @ counts))
         means.append(value[0] - value[1])
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return Interval(float(sides[0].mean() - sides[1].mean()), float(low), float(high))
+    return Interval.of_draws(sides[0].mean() - sides[1].mean(), means)
 
 
 def repeats(tasks: Sequence[Task]) -> list[int]:

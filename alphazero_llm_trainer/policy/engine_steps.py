@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..engine.protocol import Generated, GenerateRequest, StepPolicy, Wanted
+from ..engine.protocol import Generated, StepPolicy, Wanted
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Problem, Step, Steps, TokenIds, ids_of, text_of
 from .chat import Prompts
@@ -41,18 +41,7 @@ class EngineSteps(Prompts, StepPolicy):
     ) -> tuple[list[Continuation], Cost]:
         """Continuations by the engine: each is cut into steps where `step_ends` says."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
-        request = GenerateRequest(
-            prompt_ids=prefix,
-            n=wanted.n,
-            max_new_tokens=wanted.limits.tokens,
-            temperature=wanted.temperature,
-            seed=wanted.seed,
-            max_steps=wanted.limits.steps,
-            without=wanted.without or (),
-            tempered=self.temperature
-            if wanted.without is not None and self.temperature not in (0.0, 1.0)
-            else None,
-        )
+        request = wanted.request_after(prefix, self.temperature, wanted.limits.steps)
         [generated] = await self.student.engine.generate([request])
         return [self.cut(sample, steps) for sample in generated], drawing_cost(prefix, generated)
 

@@ -11,8 +11,8 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Task
-from .row_columns import Row, row_format
-from .row_files import load_hub, rows_at
+from .row_files import load_hub, row_format, rows_at
+from .row_texts import Row
 from .source import Source, split_of
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
@@ -26,7 +26,7 @@ class RowSource(Source):
 
     Attributes:
         folder: its folder below `problems.path` or ALPHAZERO_DATA_DIR, with a file `SPLIT.jsonl`
-            (or in another format of `rows.ROW_FILES`) for each of the hub's splits.
+            (or in another format of `row_files.ROW_FILES`) for each of the hub's splits.
         hub: its name on the hub and its configuration there, None where it has one alone.
         test_split: the hub's split that test problems are read from.
     """

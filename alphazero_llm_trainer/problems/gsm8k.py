@@ -10,7 +10,7 @@ from ..grading import answers
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import SYSTEM_PROMPT
-from .row_columns import Row, column_text, without_annotations
+from .row_texts import Row, column_text, without_annotations
 
 
 class Gsm8k(RowSource):

@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import HOTPOTQA_PROMPT
-from .row_columns import Row, column_text, passage_of
+from .row_texts import Row, column_text, passage_of
 
 
 class Context(BaseModel):

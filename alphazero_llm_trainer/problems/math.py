@@ -15,7 +15,7 @@ from ..grading.graders import LONGEST_ANSWER
 from ..types import Problem, Task
 from .data_set import RowSource
 from .prompts import MATH_PROMPT
-from .row_columns import Row, column_text, stated_by
+from .row_texts import Row, column_text, stated_by
 
 
 class Math(RowSource):

@@ -28,13 +28,8 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, suggest_nearest
 from ..types import Problem, Task
 from .own_world import OwnWorlds
-from .row_columns import (
-    ROW_FILES,
-    RowColumns,
-    files_at,
-    row_format,
-    split_at,
-)
+from .row_columns import RowColumns
+from .row_files import ROW_FILES, files_at, row_format, split_at
 from .source import Source
 from .task_list import QUESTION_SHOWN, ROW_KEYS, TaskList, from_rows
 

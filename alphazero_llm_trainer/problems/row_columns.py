@@ -1,25 +1,16 @@
-"""A row of anybody's data set as a task: its columns, its choices, its answer.
+"""A row of anybody's data set as a task: its columns, its question, its answer.
 
-Texts are taken as they are written. An answer with a `####` line is a worked solution whose answer
-stands there; choices are written below their question.
+An answer with a `####` line is a worked solution whose answer stands there; choices are written
+below their question.
 """
 
 from __future__ import annotations
 
-import bz2
-import glob
-import gzip
 import hashlib
-import lzma
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import date
-from decimal import Decimal
-from numbers import Number
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.sections import ProblemsConfig
@@ -28,6 +19,26 @@ from ..grading import answers
 from ..grading.graders import LETTERS, TRUTH, kind_of, normalize_words
 from ..types import Facts, Problem, Task
 from .printed import parse_printed
+from .row_choices import (
+    choices_at,
+    columns_by_label,
+    is_number,
+    letter_of,
+    listed_label,
+    split_choices,
+)
+from .row_texts import (
+    Row,
+    check_text,
+    column_text,
+    golds_of,
+    has_text,
+    passage_of,
+    stated_by,
+    text_of_parts,
+    value_at,
+    without_annotations,
+)
 from .shapes import read_shape, usual_columns
 
 ALL_ANSWERS = "is_multiple_answer"  # a row's column that says that all of its answers are asked for
@@ -37,28 +48,7 @@ COUNTS = {
     "said": f"any counts, all where `{ALL_ANSWERS}` is true",
 }
 NAMED_COLUMNS = 8  # columns in a message
-ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "arena": "arena",
-    "test": "test",
-    "testing": "test",
-    "eval": "test",
-    "evaluation": "test",
-}
-# What opens a packed file, by its ending.
-PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# A choice with its label.
-LABELLED = re.compile(r"\(?([A-Za-z]|\d{1,2})\s*[).:]\s*(\S.*)", re.DOTALL)
-# A label alone, of options that the question lists (BBH).
-LABEL = re.compile(r"[(\[]?([A-Za-z])[)\].:]")
 MESSAGES = re.compile(r"\[\s*\{\s*['\"](role|content)['\"]\s*:")
-Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
 class RowColumns(NamedTuple):
@@ -91,37 +81,6 @@ class RowColumns(NamedTuple):
         several = f", of several answers {COUNTS[self.several]}" if self.several else ""
         question = f"question is `{self.question}`{more}{context}"
         return f"{question}, answer is {answer}{several}{choices}"
-
-
-def row_format(name: str) -> str | None:
-    """The ending of `ROW_FILES` that a file's name has, whatever its case, packed or not; else
-    None.
-    """
-    ends = [ending for ending in Path(name.lower()).suffixes if ending not in PACKED]
-    return ends[-1] if ends and ends[-1] in ROW_FILES else None
-
-
-def files_at(address: str) -> list[Path]:
-    """The files of rows at an address: a file, a folder or a pattern (`data/*.jsonl`)."""
-    place = Path(address)
-    places: Iterable[Path] = (
-        [place] if place.exists() else map(Path, glob.glob(address, recursive=True))
-    )
-    if place.is_dir():
-        places = place.rglob("*")
-    return sorted(file for file in places if row_format(file.name) and file.is_file())
-
-
-def split_at(row: Row) -> str:
-    """The split that a row's own column `split` names; "" for none. Raises DataError for another
-    word.
-    """
-    columns, where = row
-    named = str(columns.get("split") or "").lower()
-    if not named or named in SPLIT_NAMES:
-        return SPLIT_NAMES.get(named, "")
-    known = ", ".join(dict.fromkeys(SPLIT_NAMES.values()))
-    raise DataError(f"{where} has the split {named!r}: use {known}, or leave the column out")
 
 
 def columns_of(row: Row, problems: ProblemsConfig) -> RowColumns:
@@ -365,73 +324,6 @@ def right_choice(row: Row, names: RowColumns, golds: Sequence[str] | None = None
     return letters
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and no text."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def listed_label(gold: str, question: str) -> str | None:
-    """The letter of a gold answer that is the label of an option, as the question lists them; None
-    for another."""
-    match = LABEL.fullmatch(gold)
-    if match is None:
-        return None
-    first = "AB" if match[1].isupper() else "ab"
-    listed = all(gold.replace(match[1], letter) in question for letter in first)
-    return match[1].upper() if listed else None
-
-
-def has_text(row: Row, name: str) -> bool:
-    """Whether a row's column has more than an empty text."""
-    return value_at(row[0], name) != ""
-
-
-def golds_of(row: Row, name: str) -> list[str]:
-    """A row's gold answers: one, or those of a list or of an object of a known shape, each once;
-    true and false in words."""
-    columns, where = row
-    value = value_at(columns, name)
-    printed = parse_printed(value)
-    golds = read_shape("gold", printed, printed)
-    if golds is not printed or name.lower() in usual_columns("lists"):
-        value = golds
-    texts = []
-    for one in value if isinstance(value, list | tuple) and value else [value]:
-        if isinstance(one, bool):
-            texts.append(str(one).lower())
-        elif one != "":
-            texts.append(column_text(({name: one}, where), name))
-    return list(dict.fromkeys(texts))
-
-
-def passage_of(value: Any) -> str:
-    """The text of a question's context: a text, paragraphs, or those of a known shape with their
-    titles."""
-    if isinstance(value, str):
-        return value.strip()
-    read = read_shape("passage", value, value)
-    if read is not value:
-        return passage_of(read)
-    if isinstance(value, Mapping):
-        title = value.get("title")
-        texts = [passage_of(text) for name, text in value.items() if name != "title"]
-        said = "\n".join(filter(None, texts))
-        return f"{title}: {said}" if title else said
-    if not isinstance(value, list | tuple):
-        return ""
-    paragraph: str | None = read_shape("paragraph", value)
-    return paragraph or "\n".join(filter(None, map(passage_of, value)))
-
-
-def value_at(columns: Facts, name: str) -> Any:
-    """A column's value, or what lies at a dotted name in one; None where there is none."""
-    if name in columns:
-        return columns[name]
-    outer, _, inner = name.partition(".")
-    value = parse_printed(columns.get(outer))
-    return value_at(value, inner) if inner and isinstance(value, Mapping) else None
-
-
 def question_of(row: Row, names: RowColumns) -> str:
     """The question: a text, or the user's one turn behind a system message, where there is one."""
     columns, where = row
@@ -462,137 +354,3 @@ def question_of(row: Row, names: RowColumns) -> str:
     if context and context not in question:
         question = f"{check_text(context, f'{where}, `{names.context}`')}\n{question}"
     return question
-
-
-def text_of_parts(content: Any) -> Any:
-    """A message's content: its text, where it is a list of parts that are texts."""
-    if isinstance(content, list) and content:
-        texts = [read_shape("part", part) for part in content]
-        if all(isinstance(text, str) for text in texts):
-            return "\n".join(map(str, texts))
-    return content
-
-
-def choices_at(columns: Facts, name: str) -> Any:
-    """A row's choices: a column's value, or the columns of a pattern of columns.yaml by letter."""
-    if "{}" not in name:
-        return parse_printed(value_at(columns, name))
-    return {label: columns[column] for label, column in columns_by_label(columns, name).items()}
-
-
-def columns_by_label(columns: Facts, pattern: str) -> dict[str, str]:
-    """The columns of a pattern of columns.yaml that hold something: by letter, else by number."""
-    known = {column.lower(): column for column in columns}
-    there = dict[str, str]()
-    for labels in (LETTERS, () if pattern == "{}" else map(str, range(len(LETTERS)))):
-        for label in labels if not there else ():
-            name = known.get(pattern.format(label.lower()))
-            if name is not None and columns[name] not in (None, ""):
-                there[label] = name
-    return there
-
-
-def split_choices(choices: Any, where: str) -> tuple[list[str], list[str]]:
-    """Labels (or none) and texts of choices: a list of texts, with labels of their own (`1) cat`)
-    or without, or of objects; an object of a known shape, or with a text for each label."""
-    labels: Iterable[Any] = ()
-    if isinstance(choices, Mapping):
-        by_label = {label: text for label, text in choices.items() if text is not None}
-        choices, labels = read_shape("choices", choices, (by_label.values(), by_label))
-    elif isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
-        labels = [read_shape("label", choice) for choice in choices]
-        choices = [read_shape("text", choice) for choice in choices]
-    texts = list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else []
-    if not 0 < len(texts) <= len(LETTERS) or not all(
-        isinstance(text, str | Number) for text in texts
-    ):
-        raise DataError(
-            f"{where} has no list of 1 to {len(LETTERS)} texts as its choices: write one"
-        )
-    texts, labels = [str(text).strip() for text in texts], [str(label).upper() for label in labels]
-    marked = [match for match in map(LABELLED.fullmatch, texts) if match is not None]
-    marks, numbers = [match[1].upper() for match in marked], [*map(str, range(1, len(texts) + 1))]
-    if len(texts) > 1 and marks in ([*LETTERS[: len(texts)]], numbers):
-        labels, texts = labels or marks, [match[2] for match in marked]
-    return labels, texts
-
-
-def letter_of(
-    gold: str, labels: list[str], texts: list[str], index: bool, first: int, what: str
-) -> str:
-    """The letter of the choice that a gold answer means: its label, its text, its letter or its
-    number from `first` on. `index`: the answer is a number, so no text.
-
-    Raises DataError, beginning with `what`, where it is none of the choices.
-    """
-    letters, key = LETTERS[: len(texts)], normalize_words(gold)
-    lettered = [f"{letter} {text}" for letter, text in zip(letters, texts, strict=True)]
-    ways: list[tuple[Iterable[str], str]] = [(labels, gold.upper())]
-    if not index:
-        ways += [(texts, gold), (map(normalize_words, texts), key)]
-        ways.append((map(normalize_words, lettered), key))
-    ways += [(letters.lower(), key), (map(str, range(first, first + len(texts))), gold)]
-    for way, text in ways:
-        places = [letter for letter, own in zip(letters, way, strict=False) if own == text]
-        if len(places) == 1:
-            return places[0]
-    raise DataError(
-        f"{what}, which is none of its {len(texts)} choices: write a letter from A to"
-        f" {letters[-1]}, a choice's text, or its number from {first} on"
-    )
-
-
-def stated_by(solution: str, where: str) -> str | None:
-    """The answer that a worked solution states, None where it states none. Raises DataError where
-    its boxes state several."""
-    try:
-        return answers.solution_answer(solution)
-    except DataError as error:
-        raise DataError(f"{where} has a solution with {error}") from None
-
-
-def without_annotations(solution: str) -> str:
-    """GSM8K's solution without the calculator's annotations (<<48/2=24>>), which repeat the
-    text.
-    """
-    return re.sub(r"<<[^<>]*>>", "", solution).strip()
-
-
-def column_text(row: Row, name: str) -> str:
-    """A column's text, stripped; numbers and dates are written out.
-
-    The first of several answers counts (a list, or what SQuAD and TriviaQA write). Raises DataError
-    where there is none.
-    """
-    columns, where = row
-    value = value_at(columns, name)
-    if isinstance(value, Mapping):
-        value = read_shape("text", value)
-    if isinstance(value, list | tuple) and value:
-        value = value[0]
-    if isinstance(value, Mapping):
-        value = read_shape("message", value)
-    if isinstance(value, date):
-        value = str(value).removesuffix(" 00:00:00")
-    if isinstance(value, float) and math.isfinite(value):
-        value = format(Decimal(repr(value)), "f").removesuffix(".0")
-    if isinstance(value, bool | float) or not isinstance(value, str | Number):
-        raise DataError(
-            f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row"
-        )
-    return check_text(str(value).strip(), f"{where}, `{name}`")
-
-
-def check_text(text: str, where: str) -> str:
-    """The text. Raises DataError where it is empty, or has half of a character (a lone surrogate),
-    which no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} has a text that is no valid Unicode at letter {error.start}: "
-            "mend it or remove it"
-        ) from error
-    if not text.strip():
-        raise DataError(f"{where} is empty: write its text or remove it")
-    return text

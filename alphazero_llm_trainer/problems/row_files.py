@@ -8,16 +8,17 @@ test; what a data set doesn't have is cut off its train rows by a hash of the qu
 
 from __future__ import annotations
 
+import bz2
 import csv
+import glob
+import gzip
 import io
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from ..config.hub import ask_hub_or_cache, offline_because
 from ..config.objects import at_home
@@ -25,12 +26,15 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError, first_line, reason_of
 from ..files import parse_json
 from ..types import JsonObject
-from .row_columns import PACKED, SPLIT_NAMES, Row, files_at, row_format, split_at
+from .row_texts import Row
 from .shapes import usual_columns
-from .source import Source
+from .source import SPLITS, Source
 from .task_list import TaskList, from_rows
 
 HUB = "install alphazero-llm-trainer[hub]"
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+# What opens a packed file, by its ending.
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class FileRows(TaskList):
@@ -70,12 +74,43 @@ class HubRows(TaskList):
         return from_rows(rows, problems)
 
 
+def row_format(name: str) -> str | None:
+    """The ending of `ROW_FILES` that a file's name has, whatever its case, packed or not; else
+    None.
+    """
+    ends = [ending for ending in Path(name.lower()).suffixes if ending not in PACKED]
+    return ends[-1] if ends and ends[-1] in ROW_FILES else None
+
+
+def files_at(address: str) -> list[Path]:
+    """The files of rows at an address: a file, a folder or a pattern (`data/*.jsonl`)."""
+    place = Path(address)
+    places: Iterable[Path] = (
+        [place] if place.exists() else map(Path, glob.glob(address, recursive=True))
+    )
+    if place.is_dir():
+        places = place.rglob("*")
+    return sorted(file for file in places if row_format(file.name) and file.is_file())
+
+
 def split_in(name: str) -> str:
     """The split that a file's or folder's name stands for, such as `train`,
     `test-00000-of-00001` or `dev_v2`; "" for any other name.
     """
-    parts = re.split(r"[^a-z]+", name.lower())
-    return next((SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES), "")
+    known = usual_columns("splits")
+    return next((known[part] for part in re.split(r"[^a-z]+", name.lower()) if part in known), "")
+
+
+def split_at(row: Row) -> str:
+    """The split that a row's own column `split` names; "" for none. Raises DataError for another
+    word.
+    """
+    columns, where = row
+    named, known = str(columns.get("split") or "").lower(), usual_columns("splits")
+    if named and named not in known:
+        fix = f"use {', '.join(SPLITS)}, or leave the column out"
+        raise DataError(f"{where} has the split {named!r}: {fix}")
+    return known.get(named, "")
 
 
 def rows_at(address: str) -> Iterator[tuple[str, Row]]:
@@ -242,6 +277,7 @@ def load_hub(name: str, configuration: str | None, split: str | None, fix: str) 
     """
     try:
         import datasets
+        import httpx
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{name} is on the hub, and {error.name} isn't installed: {HUB}, or {fix}"

@@ -14,15 +14,14 @@ from ..grading.graders import guess_grader, is_no_answer
 from ..types import Task
 from .prompts import SYSTEM_PROMPTS
 from .row_columns import (
-    Row,
     as_task,
-    check_text,
     columns_of,
     ids_in_several_places,
     name_unread,
     questions_in,
     settle_columns,
 )
+from .row_texts import Row, check_text
 from .source import SPLIT_SHARES, SPLITS, Source, split_of
 
 log = logging.getLogger(__name__)

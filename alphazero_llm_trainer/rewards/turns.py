@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..chat.tool_calls import as_message, render_turn
 from ..config.sections import SearchConfig
-from ..engine.protocol import Generated, GenerateRequest, Limits, StepPolicy, Wanted
+from ..engine.protocol import Generated, Limits, StepPolicy, Wanted
 from ..errors import AlphaZeroError, ConfigError, RequestError, reason_of
 from ..grading.graders import Grade, Verdict
 from ..mcts.seeds import derive_seed
@@ -332,17 +332,8 @@ class TurnPolicy(StepPolicy):
         self, stage: Stage, steps: Steps, wanted: Wanted, cost: Cost
     ) -> list[Generated]:
         """`wanted.n` next turns, without what the world answers; `cost` is added to."""
-        prefix, own = stage.prompt + ids_of(steps), self.temperature
-        request = GenerateRequest(
-            prefix,
-            n=wanted.n,
-            max_new_tokens=wanted.limits.tokens,
-            temperature=wanted.temperature,
-            seed=wanted.seed,
-            max_steps=1 if self.student.plain else None,
-            without=wanted.without or (),
-            tempered=own if wanted.without is not None and own not in (0.0, 1.0) else None,
-        )
+        prefix, most = stage.prompt + ids_of(steps), 1 if self.student.plain else None
+        request = wanted.request_after(prefix, self.temperature, most)
         [generated] = await self.student.engine.generate([request])
         cost.add(drawing_cost(prefix, generated))
         return generated

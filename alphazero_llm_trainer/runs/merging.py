@@ -4,7 +4,6 @@ apart.
 
 from __future__ import annotations
 
-import copy
 import shutil
 import warnings
 from pathlib import Path
@@ -16,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..engine.masks import for_any_device
+from ..engine.masks import plain_config
 from ..errors import CheckpointError, first_line
 from ..files import write_json
 from ..policy.adapters import (
@@ -60,10 +59,7 @@ def bare_model(model: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
 
     Raises CheckpointError where the two don't say the same.
     """
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    for_any_device(config)
+    config = plain_config(model)
     if dtype is None:
         held = model.get_input_embeddings().weight.dtype
         dtype = next(iter(stored_dtypes(model).values()), held)
