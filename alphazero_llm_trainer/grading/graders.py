@@ -102,6 +102,10 @@ class Grade:
         return float(self.correct) if self.partial is None else self.partial
 
 
+# Finds the answer in a response; True: one that is marked alone.
+Read = Callable[[str, bool], str | None]
+
+
 class Grader:
     """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks
     another process. `find` finds the answer in a response."""
@@ -116,14 +120,13 @@ class Grader:
         """
         return self.find(response, strict=strict)
 
-    def vote_key(self, response: str) -> str:
-        """What responses with the same answer share, for majority votes; "" where there is no
-        answer."""
-        return self.key(self.final_answer(response) or "")
-
-    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
-        """The grades of (response, gold) pairs. `strict` as in `final_answer`."""
-        return [self.compare(self.final_answer(response, strict), gold) for response, gold in pairs]
+    def grade_many(
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+    ) -> list[Grade]:
+        """The grades of (response, gold) pairs. `strict` as in `final_answer`; `read` finds the
+        answers in its place."""
+        read = read or self.final_answer
+        return [self.compare(read(response, strict), gold) for response, gold in pairs]
 
     def compare(self, answer: str | None, gold: str) -> Grade:
         """The grade of an answer."""
@@ -161,12 +164,15 @@ class MathGrader(Grader):
     waits = True
     find = staticmethod(partial(answers.extract, words=True))
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+    def grade_many(
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+    ) -> list[Grade]:
         """The grades of (response, gold) pairs. Math-verify gets all pairs in one batch."""
+        read = read or self.final_answer
         grades: list[Grade] = []
-        asked: list[tuple[int, Request]] = []
+        asked = dict[int, Request]()
         for i, (response, written) in enumerate(pairs):
-            answer, gold = self.final_answer(response, strict), written
+            answer, gold = read(response, strict), written
             if answer is not None:
                 stated, gold = map(_written_out, _same_kind(answer, answers.bare(written)))
                 stated, gold = _in_order(stated, gold)
@@ -179,11 +185,11 @@ class MathGrader(Grader):
                 none = strict or not said.strip() or len(gold) > LONGEST_ANSWER
                 verdict, text = Verdict.UNPARSED if none else None, said[-LONGEST_ANSWER:]
             if verdict is None:
-                asked.append((i, Request(answers.without_unit(gold), text, answer is not None)))
+                asked[i] = Request(answers.without_unit(gold), text, answer is not None)
             grades.append(Grade(verdict or Verdict.UNPARSED, answer))
         if asked:
-            verdicts = shared_verifier()([request for _, request in asked])
-            for (i, _), name in zip(asked, verdicts, strict=True):
+            verdicts = shared_verifier()([*asked.values()])
+            for i, name in zip(asked, verdicts, strict=True):
                 grades[i] = Grade(Verdict(name), grades[i].answer)
         return grades
 
@@ -260,13 +266,15 @@ class MixedGrader(Grader):
 
     waits = True
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+    def grade_many(
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+    ) -> list[Grade]:
         """The grades of (response, gold) pairs."""
         kinds = [kind_of(gold) for _, gold in pairs]
         graded = {}
         for kind in set(kinds):
             own = [pair for pair, other in zip(pairs, kinds, strict=True) if other == kind]
-            graded[kind] = iter(GRADERS[kind].grade_many(own, strict))
+            graded[kind] = iter(GRADERS[kind].grade_many(own, strict, read))
         return [next(graded[kind]) for kind in kinds]
 
 

@@ -71,12 +71,6 @@ class Pancake(GeneratedSource):
         match = _FLIP_STEP.fullmatch(lines[-1]) if lines else None
         return match[2] if match is not None and match[2] == sort_row(match[2]) else None
 
-    def vote_key(self, response: str) -> str:
-        """What responses with the same answer share, for majority votes; "" where there is no
-        answer.
-        """
-        return self.final_answer(response) or ""
-
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """Correct where every line is the flip that it says, the last row is in order, and no more
         flips were made than are allowed.

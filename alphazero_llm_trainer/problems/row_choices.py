@@ -98,8 +98,3 @@ def listed_label(gold: str, question: str) -> str | None:
     first = "AB" if match[1].isupper() else "ab"
     listed = all(gold.replace(match[1], letter) in question for letter in first)
     return match[1].upper() if listed else None
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and no text."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

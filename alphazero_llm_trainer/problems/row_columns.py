@@ -22,7 +22,6 @@ from .printed import parse_printed
 from .row_choices import (
     choices_at,
     columns_by_label,
-    is_number,
     letter_of,
     listed_label,
     split_choices,
@@ -112,11 +111,9 @@ def columns_of(row: Row, problems: ProblemsConfig) -> RowColumns:
         return None
 
     more = None
-    pair = next(
-        (pair for pair in usual_columns("pairs") if all(name in known for name in pair)), None
-    )
-    if problems.question_column is None and pair is not None:
-        question, more = (known[name] for name in pair)
+    pairs = [pair for pair in usual_columns("pairs") if known.keys() >= {*pair}]
+    if pairs and problems.question_column is None:
+        question, more = (known[name] for name in pairs[0])
     else:
         question = pick("question", needed=True) or ""
     solution = pick("solution", problems.answer_column)
@@ -238,9 +235,9 @@ def own_id(columns: Facts) -> str | int | None:
     """A row's own id, or None; that of a question's template with the number of its `instance`
     (GSM-Symbolic)."""
     own, instance = read_shape("id", columns), columns.get("instance")
-    if isinstance(own, str | int) and isinstance(instance, str | int):
-        return f"{own}/{instance}"
-    return own if isinstance(own, str | int) else None
+    if not isinstance(own, str | int):
+        return None
+    return f"{own}/{instance}" if isinstance(instance, str | int) else own
 
 
 def as_task(row: Row, names: RowColumns, source: str, repeated: Collection[Any] = ()) -> Task:
@@ -304,7 +301,10 @@ def right_choice(row: Row, names: RowColumns, golds: Sequence[str] | None = None
     columns, where = row
     labels, texts = split_choices(choices_at(columns, names.choices or ""), where)
     value = value_at(columns, names.answer or "")
-    index = all(map(is_number, value if isinstance(value, list) else [value]))
+    index = all(
+        isinstance(one, int | float) and not isinstance(one, bool)
+        for one in (value if isinstance(value, list) else [value])
+    )
     if names.lettered and names.first is not None:
         labels.clear()  # of the columns' own names
         index = True

@@ -125,16 +125,19 @@ class Source(ABC):
         """What responses with the same answer share, for majority votes; "" where there is no
         answer.
         """
-        return self.reader.vote_key(response)
+        return self.reader.key(self.final_answer(response) or "")
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """The grades of responses to tasks, in order. Of a task's gold answers the one counts that
         a response meets best."""
-        grades = self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
+        own = type(self).final_answer is not Source.final_answer  # a rule for each kind else
+        read = self.final_answer if own else None
+        first = [(response, task.gold) for response, task in pairs]
+        grades = self.reader.grade_many(first, strict, read)
         for i, (response, task) in enumerate(pairs):
             if task.others and not grades[i].correct:
                 others = [(response, gold) for gold in task.others]
-                tried = [grades[i], *self.reader.grade_many(others, strict)]
+                tried = [grades[i], *self.reader.grade_many(others, strict, read)]
                 grades[i] = max(tried, key=lambda grade: (grade.correct, grade.score))
         return grades
 

@@ -272,7 +272,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     if not kept:
         raise DataError("no problem has a reward in every run: mend the reward, and train again")
     groups, *results = zip(*kept, strict=True)
-    seeds = len(first)
+    seeds = len(sides[0])
     gain = bootstrap_over_seeds(results[seeds:], results[:seeds], groups=groups)
     return Comparison((sides[0], sides[1]), (names[0], names[1]), gain)
 

@@ -129,7 +129,7 @@ RIGHT = ("111100001111", "110000001111"), ("111111111111", "111101111111")
 
 def test_two_settings_over_seeds(runs, tmp_path, capsys):
     sides = [
-        [str(seeded(run, tmp_path / f"{run.name}-{seed}", seed, right))
+        [str(seeded(run, tmp_path / run.name / f"seed-{seed}" / "run-001", seed, right))
          for seed, right in enumerate(rights)]
         for run, rights in zip(runs, RIGHT, strict=True)
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_two_settings_over_seeds(runs, tmp_path, capsys):
     ]  # fmt: skip
     page = Page(out / "report.html")
     assert page.texts("Validation") == 1 and "clearly better" in page
-    same = az.compare(*sides)
+    same = az.compare(*(tmp_path / run.name for run in runs))  # as `train --seeds` has them
     assert same.gain.value == facts["gain"]["value"]
     assert same.to_pandas()["seed"].tolist() == [0, 1, 0, 1]
     assert len(same.plot().axes[0].containers) == 2  # a curve a setting

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import datasets
 import pytest
@@ -25,8 +26,9 @@ from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.rollouts import summarise_rollouts
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.grading import answers
-from alphazero_llm_trainer.grading.graders import LONGEST_ANSWER, Verdict, guess_grader
+from alphazero_llm_trainer.grading.graders import GRADERS, LONGEST_ANSWER, Verdict, guess_grader
 from alphazero_llm_trainer.problems import embedded, pancake
+from alphazero_llm_trainer.problems.data_set import RowSource
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.registry import (
     check_reads,
@@ -90,6 +92,20 @@ def test_generated_sources_are_repeatable_disjoint_and_right(name):
     assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize("rule", [*GRADERS])
+def test_a_source_that_reads_answers_itself_is_graded_and_voted_by_them(rule):
+    class Quoted(RowSource):
+        grader = rule
+
+        def final_answer(self, response, strict=False):
+            return response.partition("!")[0] or None
+
+    said, task = "B! 4", Task(Problem("p", "q", ""), "b", others=("B",))
+    assert Quoted().grade(said, task).answer == Quoted().final_answer(said) == "B"
+    assert Quoted().grade(said, task).correct and not Quoted().vote_key("!")
+    assert Quoted().vote_key(said) == Quoted().vote_key("B! 5") != Quoted().vote_key("C! 4")
+
+
 GAME = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
 
 
@@ -104,13 +120,9 @@ def test_only_legal_play_reaches_the_target(response, right):
     )
 
 
-def test_steps_of_the_game_are_checked_without_gold():
-    source = opened("numbers")
-    assert source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
-    assert not source.check_step(GAME.problem, ["6 * 4 = 24, 24\n"])
-    assert not source.check_step(GAME.problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
-    # The step before was wrong.
-    assert not source.check_step(GAME.problem, ["6 - 1 = 4, 4 4", "4 + 4 = 8, 8"])
+@pytest.mark.parametrize("right, steps", CASES["moves"])
+def test_steps_of_the_game_are_checked_without_gold(right, steps):
+    assert opened("numbers").check_step(GAME.problem, steps) is right
 
 
 SORTING = Task(Problem("p", "4 flips: 31425", "pancake"), "12345")
@@ -222,22 +234,13 @@ def test_every_format_holds_the_same_rows_and_nothing_is_left_behind(name, tmp_p
 
 def test_texts_are_read_as_they_are_written(tmp_path):
     """No date, number or missing value is guessed, in a column of one type or of several."""
-    golds = [
-        "2021-03-04",
-        "NA",
-        "None",
-        "007 Bond",
-        "True",
-        "123456789012345678901234567890",
-        "a\u2028b\u0085c",
-    ]
+    golds = CASES["literal"]
     limit = csv.field_size_limit()
     for count in (1, len(golds)):
         table = written(tmp_path, name=f"{count}.csv")
-        table.write_text(
-            "question,answer\n" + "".join(f"{i}?,{gold}\n" for i, gold in enumerate(golds[:count]))
-        )
         rows = [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds[:count])]
+        lines = [",".join(row.values()) for row in rows]
+        table.write_text("\n".join(["question,answer", *lines]))
         for file in (table, written(tmp_path, *rows, name=f"{count}.jsonl")):
             assert sorted(task.gold for task in everything(opened(file))) == sorted(golds[:count])
     assert csv.field_size_limit() >= limit  # of the whole process: no table makes it smaller
@@ -252,19 +255,14 @@ def test_floats_compare_within_their_own_precision(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
-    values = [0.1, 1 / 3, 2.5, 100 / 7, 3.0, 0.1 + 0.2]
+    values = [value for value, *_ in CASES["floats"]]
     for kind in (pyarrow.float32(), pyarrow.float64()):
         columns = {"question": [f"{i}?" for i in range(6)], "answer": pyarrow.array(values, kind)}
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{kind}.parquet")
         source = opened(tmp_path / f"{kind}.parquet")
         tasks = sorted(everything(source), key=lambda task: task.problem.question)
         assert tasks[4].gold == "3"
-        for task, right, wrong in zip(
-            tasks,
-            ("0.1", "1/3", "2.5", "100/7", "3", "0.3"),
-            ("0.11", "0.3334", "2.51", "14.2858", "3.1", "0.31"),
-            strict=True,
-        ):
+        for task, (_, right, wrong) in zip(tasks, CASES["floats"], strict=True):
             assert source.grade(f"#### {right}", task).correct, (right, task.gold)
             assert not source.grade(f"#### {wrong}", task).correct, (wrong, task.gold)
 
@@ -304,26 +302,16 @@ def test_a_row_of_two_splits_is_taken_once_and_not_trained_on(tmp_path, monkeypa
         written(tmp_path, *({"question": f"{n}?", "answer": n, "split": s} for s, n in rows))
     )
     for source in (own, from_hub):
-        assert [[task.gold for task in source.load(split, 9)] for split in SPLITS] == [
-            ["3"],
-            ["1"],
-            ["4"],
-            ["2"],
-        ]
+        loaded = [source.load(split, 9) for split in SPLITS]
+        assert [[task.gold for task in tasks] for tasks in loaded] == [*map(list, "3142")]
     assert "2 of its rows repeat others" in caplog.text
     assert (
         "train 1, validation 1, arena 1, test 1; question is `question`, answer is `answer`; graded"
         in caplog.text
     )
     with pytest.raises(DataError, match="twice, with the answer '4' and with '3'"):
-        opened(
-            written(
-                tmp_path,
-                {"question": "3?", "answer": "4"},
-                {"question": "3?", "answer": "3"},
-                name="two.jsonl",
-            )
-        )
+        repeated = ({"question": "3?", "answer": answer} for answer in "43")
+        opened(written(tmp_path, *repeated, name="two.jsonl"))
 
 
 @pytest.mark.parametrize("name", CASES["broken"])
@@ -443,11 +431,9 @@ def test_gold_answers_decide_the_rule(golds, rule):
 
 
 def test_each_row_of_a_mixed_file_is_graded_by_its_own_kind(tmp_path):
-    golds = ["18", "no solution", r"\frac12", "B"]
+    golds, right, wrong = CASES["mixed"]
     rows = [{"question": f"{i}?", "answer": gold, "split": "test"} for i, gold in enumerate(golds)]
     source = opened(written(tmp_path, *rows))
-    right = ["#### $18.00", "#### No solution.", r"so \boxed{0.5}", "#### (b)"]
-    wrong = ["#### 19", "#### one solution", r"\boxed{2}", "#### A or B"]
     for responses, expected in ((right, True), (wrong, False)):
         grades = source.grade_many(list(zip(responses, source.load("test", 4), strict=True)))
         assert [grade.correct for grade in grades] == [expected] * 4
@@ -630,10 +616,8 @@ def test_train_rows_are_split_by_a_hash_of_the_question(tmp_path):
             name=f"{split}.jsonl",
         )
     loaded = {split: load_tasks("gsm8k", split, 1000, path=str(tmp_path)) for split in SPLITS}
-    assert (
-        len(loaded["test"]) == 7
-        and len({t.problem.id for split in SPLITS for t in loaded[split]}) == 207
-    )
+    assert len(loaded["test"]) == 7
+    assert len({task.problem.id for tasks in loaded.values() for task in tasks}) == 207
     assert all(
         split_of(t.problem.question, ("test",)) == split
         for split in SPLITS[:3]
@@ -696,9 +680,7 @@ def test_what_is_missing_says_where_it_belongs(tmp_path, monkeypatch):
         load_tasks(opened(written(tmp_path, *PLAIN)), "train", 1, start=99)
     monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
     for error in (ConnectionError("no route"), ValueError("no such split")):
-        monkeypatch.setattr(
-            datasets, "load_dataset", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
-        )
+        monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=error))
         with pytest.raises(
             DataError, match=r"openai/gsm8k can't be loaded from the hub .* set ALPHAZERO_DATA_DIR"
         ):
