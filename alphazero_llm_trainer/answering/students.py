@@ -7,6 +7,7 @@ from typing import Any
 
 from ..chat.remote import remote_student
 from ..config.load import Config
+from ..errors import ConfigError, needs_training
 from ..types import NOTHING, Opening
 
 
@@ -22,6 +23,9 @@ def answering_student(
     """
     if config.engine.backend == "openai":
         return remote_student(config, opening)
-    from ..policy.student import load_student
+    try:
+        from ..policy.student import load_student
+    except ModuleNotFoundError as error:
+        raise ConfigError(needs_training(error) or str(error)) from error
 
     return load_student(config, path=path, opening=opening, inference=inference, trained=trained)

@@ -357,7 +357,8 @@ class ChatServer:
         if sample.cost.sampled_tokens > max_tokens:
             raise EngineError(
                 f"{place} sampled {sample.cost.sampled_tokens} tokens where max_tokens was "
-                f"{max_tokens}: it ignores the limit"
+                f"{max_tokens}: it ignores the limit, or searches; of this package's `serve` name "
+                "MODEL@sample"
             )
         price = self.settings
         free = not (price.prompt_cost or price.completion_cost or sample.cost.dollars)
@@ -408,7 +409,8 @@ class ChatServer:
                 elif self.logprobs:
                     self.logprobs, self.least = False, 1
                 else:
-                    raise EngineError(f"{error}; it has {await self._models()}") from error
+                    fix = "" if self.url.endswith("/v1") else ": most addresses end in /v1"
+                    raise EngineError(f"{error}; it has {await self._models()}{fix}") from error
         begun = [question, {"role": "assistant", "content": PROBE}]
         try:
             longer = await self._prompt(begun, going_on=True)

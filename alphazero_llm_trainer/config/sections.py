@@ -180,14 +180,21 @@ class VllmConfig(Section):
     adapter_dir: str | None = None
 
 
-ADDRESS = r"^https?://[^@\s]+$"
+ADDRESS = r"https?://[^@\s]+"
+
+
+def an_address(url: str) -> str:
+    """`url`, but an error for what is no server's address, or holds a name or a password."""
+    if re.fullmatch(ADDRESS, url) is None:
+        raise PydanticCustomError("address", "write http://HOST:PORT/v1, or https:// before a host")
+    return url
 
 
 class OpenaiConfig(Section):
     read = Read("engine.backend=openai")
     # where an OpenAI-compatible server answers, such as http://localhost:11434/v1, whose
     # model --model is; null: what OPENAI_BASE_URL says, else http://127.0.0.1:8000/v1
-    base_url: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    base_url: Annotated[str, AfterValidator(an_address)] | None = None
     # the environment variable with the key, where the server wants one
     key_variable: str = "OPENAI_API_KEY"
     # of one command's calls together; null: no limit

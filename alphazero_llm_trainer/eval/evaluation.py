@@ -346,7 +346,7 @@ class Evaluation(BaseModel):
         tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
             first = f" from number {self.start} on" if self.start else ""
-            used = f"{name} has {len(tasks):,} {self.split} problems{first}: these are used"
+            used = f"{name} has {len(tasks):,} problems in {self.split}{first}: these are used"
             whole = (
                 "" if source.endless or self.split == ALL else ", --split all takes every split's"
             )

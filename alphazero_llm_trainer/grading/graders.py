@@ -56,6 +56,7 @@ KIND_NAMES = {
     "numbers": "numbers",
     "choice": "letters of choices",
     "math": "formulas",
+    "units": "numbers with units",
     "words": "words",
 }
 NOTATIONS = TABLES["notations"]
@@ -251,6 +252,20 @@ class WordsGrader(ExactGrader):
         )
 
 
+class UnitsGrader(ExactGrader):
+    """Numbers with a unit, among answers of other kinds: the number, with that unit or without."""
+
+    def same(self, answer: str, gold: str) -> bool:
+        """Whether two answers are the same."""
+        if "\\" in answer or not re.search(r"[^\W\d_]", answer):
+            return GRADERS["numbers"].same(answer, gold)
+        return self.key(answer) == self.key(gold)
+
+    def key(self, answer: str) -> str:
+        """What equal answers share."""
+        return rewrite_text(normalize_words(answer), "units").replace(" ", "")
+
+
 class ChoiceGrader(ExactGrader):
     """One letter of several choices. What names no choice is no answer beside what names one."""
 
@@ -283,6 +298,7 @@ GRADERS: dict[str, Grader] = {
     "numbers": NumberGrader(),
     "math": MathGrader(),
     "words": WordsGrader(),
+    "units": UnitsGrader(),
     "exact": ExactGrader(),
     "choice": ChoiceGrader(),
     "mixed": MixedGrader(),
@@ -296,11 +312,12 @@ def is_no_answer(gold: str) -> bool:
 
 
 def kind_of(gold: str) -> str:
-    """The rule that fits one gold answer: numbers (without words: `70 countries` is words), choice
-    (a letter), math (LaTeX or a formula) or words."""
+    """The rule that fits one gold answer: numbers, units (a number with words that are no name:
+    `150 km`), choice (a letter), math (LaTeX or a formula) or words."""
     gold = answers.bare(gold)
-    if answers.gold_number(gold) is not None and not re.search(r"\\|[^\W\d_]{2}", gold):
-        return "numbers"
+    name = any(word.istitle() and len(word) > 2 for word in gold.split())  # 12 Angry Men
+    if answers.gold_number(gold) is not None and "\\" not in gold and not name:
+        return "units" if re.search(r"[^\W\d_]{2}", gold) else "numbers"
     if len(gold) == 1 and gold.upper() in LETTERS:
         return "choice"
     plain = PATTERNS.function.sub("π", gold.strip(" ."))
@@ -324,7 +341,7 @@ def guess_grader(golds: Sequence[str]) -> tuple[str, str]:
         [kind] = kinds
         return kind, f"all gold answers are {KIND_NAMES[kind]}"
     why = f"the gold answers are {' and '.join(KIND_NAMES[kind] for kind in sorted(kinds))}"
-    if "words" not in kinds and "math" in kinds:
+    if "math" in kinds and kinds.isdisjoint(("units", "words")):
         return "math", why
     return "mixed", f"{why}, each met by the rule of its kind; problems.grade sets one rule for all"
 

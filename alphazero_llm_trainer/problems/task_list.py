@@ -62,7 +62,7 @@ class TaskList(Source):
             self.tasks[split_of(task.problem.question, own)].append(task)
         everything = [task for split in SPLITS for task in self.tasks[split]]
         golds = [gold for task in everything for gold in (task.gold, *task.others)]
-        why = "problems.grade says so"
+        why = "its source or problems.grade says so"
         if grader is None:
             grader, why = guess_grader(golds)
         check_golds(golds, grader, name)

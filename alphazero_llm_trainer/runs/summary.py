@@ -75,7 +75,7 @@ class Summary:
             lines.append(
                 f"searched now: {self.session_trees:,} in {show_duration(self.seconds)}; "
                 f"{self.right:,} of {self.responses:,} responses are right, and "
-                f"{self.solved_trees:,} trees have a right one; {tokens:,} sampled tokens, "
+                f"trees with a right one: {self.solved_trees:,}; {tokens:,} sampled tokens, "
                 f"{tokens / self.seconds:,.0f} a second"
             )
         if self.skipped:

@@ -132,6 +132,12 @@ def test_hotpotqa(answer, gold, right, f1):
     assert word_f1(answer, gold) == pytest.approx(f1)
 
 
+@pytest.mark.parametrize("right, answer, gold", CASES["quantities"])
+def test_a_number_with_a_unit_is_met_without_it_or_with_the_same(right, answer, gold):
+    [found] = GRADERS["mixed"].grade_many([(f"#### {answer}", gold)])
+    assert found.correct is right
+
+
 def test_final_answers_and_votes():
     assert GRADERS["numbers"].final_answer("#### Ann has 70 dollars") == "70"
     assert GRADERS["math"].final_answer("#### Ann has 70 dollars") == "Ann has 70 dollars"
