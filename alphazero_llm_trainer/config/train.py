@@ -126,8 +126,8 @@ class TrainConfig(Section):
     student: Annotated[str | None, Read("command=train", fix="name it with --model")] = None
     # training questions; without --num no more than the source has
     num_examples: Annotated[Positive, Read("command=train,value,prm", SEARCHES)] = 4800
-    # sampled tokens after which no further round begins; the learning rate goes by them
-    # then
+    # sampled tokens after which no further round begins, if its questions don't end the run
+    # before; the learning rate goes by them then
     tokens: Positive | None = None
     # questions that `train` answers before anything else; it stops where nothing could be
     # learnt

@@ -28,6 +28,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "font.size": 11,
     "grid.alpha": 0.3,
+    "pdf.fonttype": 42,  # TrueType, as venues ask for
+    "savefig.dpi": 300,
     "svg.fonttype": "none",  # texts stay texts
     "svg.hashsalt": "report",  # the same chart has the same bytes
     "text.parse_math": False,

@@ -26,7 +26,6 @@ from .trees import load_json
 # Of a run's configuration, what decides none of its figures.
 ASIDE = ("checkpoint_dir", "log_interval", "keep_checkpoints", "track", "push_to_hub")
 ELSEWHERE = {"seed", *(f"train.{name}" for name in ASIDE)}
-LEGEND = 40  # letters of a setting in a chart
 LEVEL = 0.1  # share by which two settings' tokens may differ without a word
 
 
@@ -87,11 +86,12 @@ class FinishedRun:
         return record
 
 
-def show_records(records: Iterable[Facts]) -> list[dict[str, str]]:
+def show_records(records: Sequence[Facts]) -> list[dict[str, str]]:
     """Records of runs as people read them."""
     rows = []
     for record in records:
-        row = {name: str(record[name]) for name in ("setting", "run", "seed")}
+        row = {"setting": record["setting"]} if any(each["setting"] for each in records) else {}
+        row |= {name: str(record[name]) for name in ("run", "seed")}
         row |= {when: f"{record[when]:.3f}" for when in WHEN if when in record}
         if "gain" in record:
             gain = Interval(*(record[name] for name in ("gain", "gain_low", "gain_high")))
@@ -166,10 +166,10 @@ class Comparison(Tabled):
     def chart(self) -> Chart:
         """Both settings' mean validation curves."""
         curves = {
-            f"{name}: {setting}"[:LEGEND]: mean_curve(runs)
+            f"{name}: {setting.partition(',')[0]}": mean_curve(runs)
             for name, setting, runs in zip("AB", self.names, self.settings, strict=True)
         }
-        return line_chart("Validation", curves, X, UNIT)
+        return line_chart(title_of(self.settings[0]), curves, X)
 
     def __repr__(self) -> str:
         table = table_of(show_records(self.records))
@@ -202,7 +202,7 @@ class RunTable(Tabled):
     def chart(self) -> Chart:
         """Each run's validation curve."""
         curves = {str(run.folder): validation_points(run.card, run.metrics) for run in self.runs}
-        return line_chart("Validation", curves, X, UNIT)
+        return line_chart(title_of(self.runs), curves, X, UNIT)
 
     @property
     def gain(self) -> Interval | None:
@@ -213,15 +213,25 @@ class RunTable(Tabled):
         before, after = both
         return bootstrap_over_seeds(after, before, groups=self.runs[0].card["after"]["groups"])
 
+    @property
+    def said(self) -> str:
+        """The gain over seeds in words; "" where there is none."""
+        gain = None if len(self.runs) < 2 else self.gain
+        return "" if gain is None else f"gain over {len(self.runs)} seeds: {gain:+}"
+
     def __repr__(self) -> str:
         table = align_columns(table_of(show_records(self.records)), left=3)
-        gain = None if len(self.runs) < 2 else self.gain
-        said = "" if gain is None else f"\ngain over {len(self.runs)} seeds: {gain:+}"
-        return f"{table}{said}"
+        return "\n".join(filter(None, (table, self.said)))
 
     def write(self, out: Path) -> Path:
         """Write `report.html` into `out`."""
-        return write_curves(out, f"{len(self.runs)} runs", self, "Bars are 95% intervals.")
+        bars = f"{self.said} Bars are 95% intervals."
+        return write_curves(out, f"{len(self.runs)} runs", self, bars)
+
+
+def title_of(runs: Sequence[FinishedRun]) -> str:
+    """What the validation curves of runs show."""
+    return f"Validation {run_measures(runs[0].card)[0]}"
 
 
 def mean_curve(runs: Sequence[FinishedRun]) -> list[tuple[float, Interval]]:

@@ -342,8 +342,11 @@ class Recorder:
                     parameter.copy_(best[name])
             score, number = self.best
             card["kept_round"] = number
+            kept = (
+                f"round {number}" if number else "the untrained student, as no round was above it"
+            )
             card["kept"] = (
-                f"best checkpoint: {f'round {number}' if number else 'the untrained student'} "
+                f"best checkpoint: {kept} "
                 f"(validation {score:.3f}: the best of several measurements on other problems, "
                 "so rather high beside `after`)"
             )

@@ -278,6 +278,11 @@ class Run:
                 recorder.keep_best(start)
         recorder.since = time.perf_counter()
         loop.train(rounds, RunLessons(self, builder), learner, recorder, start)
+        if rounds.sampled < (self.size.tokens or 0):
+            self.progress.say(
+                f"all questions were asked after {rounds.sampled:,} of {self.size.tokens:,} "
+                "sampled tokens: raise --num-examples for the rest"
+            )
 
 
 class RunLessons:

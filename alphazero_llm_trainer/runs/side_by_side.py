@@ -17,6 +17,7 @@ from ..live import Progress, StopAsked
 
 LOG = "train.log"  # of a seed's folder: what its process says
 LOOK_SECONDS = 0.1
+TELL_SECONDS = 30
 KILL_SECONDS = 20  # for processes that were asked twice to end
 # A process that is killed when the one that started it is gone, whatever ended that one: prctl's
 # PR_SET_PDEATHSIG is 1, SIGKILL 9.
@@ -62,7 +63,7 @@ def train_seeds(
     cores = len(os.sched_getaffinity(0))
     beside = 1 if cuda_here() else min(len(seeds), cores)
     waiting, working, failed = list(seeds), dict[int, subprocess.Popen[bytes]](), list[int]()
-    asked = False
+    asked, told = False, time.monotonic()
     progress.wait(f"training with {len(seeds)} seeds, {beside} at a time")
     try:
         while working or (waiting and not (failed or asked)):
@@ -81,6 +82,10 @@ def train_seeds(
                     progress.say(f"seed {seed}: trained")
                 elif not asked:
                     failed.append(seed)
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                for seed in working:
+                    progress.say(f"seed {seed}: {last_line(out / f'seed-{seed}' / LOG)}")
             time.sleep(LOOK_SECONDS)
     finally:
         end_all(working.values(), signal.SIGINT)
@@ -92,12 +97,17 @@ def train_seeds(
                 process.kill()
     for seed in failed:
         log = out / f"seed-{seed}" / LOG
-        *_, last = ("", *log.read_text(encoding="utf-8", errors="replace").splitlines())
         raise ConfigError(
-            f"seed {seed} failed ({last.removeprefix('error: ')}): mend it, and go on with "
-            f"--resume; {log} has more"
+            f"seed {seed} failed ({last_line(log).removeprefix('error: ')}): mend it, and go on "
+            f"with --resume; {log} has more"
         )
     return not asked
+
+
+def last_line(log: Path) -> str:
+    """What a seed's process said last."""
+    *_, last = ("", *log.read_text(encoding="utf-8", errors="replace").splitlines())
+    return last
 
 
 def end_all(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:

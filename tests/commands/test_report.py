@@ -143,7 +143,7 @@ def test_two_settings_over_seeds(runs, tmp_path, capsys):
         "train.optimizer.epochs=2", "train.optimizer.epochs=1",
     ]  # fmt: skip
     page = Page(out / "report.html")
-    assert page.texts("Validation") == 1 and "clearly better" in page
+    assert page.texts("Validation accuracy") == 1 and "clearly better" in page
     same = az.compare(*(tmp_path / run.name for run in runs))  # as `train --seeds` has them
     assert same.gain.value == facts["gain"]["value"]
     assert same.to_pandas()["seed"].tolist() == [0, 1, 0, 1]
