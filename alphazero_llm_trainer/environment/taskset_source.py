@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,7 +32,7 @@ from ..errors import ConfigError, DataError
 from ..grading import answers
 from ..grading.graders import GRADERS, Grade, Verdict
 from ..problems.shapes import usual_columns
-from ..problems.source import SPLITS, Source, split_of
+from ..problems.source import SPLITS, Source, TaskResponses, split_of
 from ..problems.task_list import guess_tokens
 from ..problems.worlds import Tooling, World
 from ..types import Problem, Task
@@ -184,15 +184,13 @@ class VerifiersTaskset(Source):
         """
         return answers.normalize(self.final_answer(response) or "")
 
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+    def grade_many(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
         """The grades of responses to tasks, in order. `strict` changes nothing: the task's own
         rewards say what counts.
         """
         return run_now(self.grade_all(pairs, strict))
 
-    async def grade_all(
-        self, pairs: Sequence[tuple[str, Task]], strict: bool = False
-    ) -> list[Grade]:
+    async def grade_all(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
         gate = asyncio.Semaphore(REPLIES_AT_ONCE)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..grading import answers
 from ..grading.graders import Grade, Verdict
 from ..types import JsonObject, Problem, Task
 from .prompts import OPEN_PROMPT
-from .source import Source, split_of
+from .source import Source, TaskResponses, split_of
 
 STREAM = 1_000_000  # entries of a task
 SHORTER = {"acre": 2_000, "word_ladder": 10_000}  # of tasks that make all entries at once
@@ -98,7 +98,7 @@ class ReasoningGym(Source):
         stated = answers.after_mark(response)
         return stated if stated is not None else answers.extract(response, strict, words=True)
 
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+    def grade_many(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
         """By the task's own `score_answer`; correct means 1."""
         return [self._grade(self.final_answer(response, strict), task) for response, task in pairs]
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..grading import answers
-from ..grading.graders import Grade, Verdict
 from ..types import Problem, Said, Task
-from .pancake import LEVEL_FLIPS, Pancake, flip_row, read_row, sort_row
+from .pancake import Pancake, flip_row, read_row, sort_row
 from .prompts import HIDDEN_PROMPT
 from .worlds import ERROR, Seen, Start, Tooling
 
@@ -31,14 +30,8 @@ class Hidden(Pancake):
         """The task of a row, with the steps of a game that sorts it where there is one. Its steps
         are the moves alone.
         """
-        moves = "\n".join(step.partition(":")[0] for step in steps) or None
-        problem = Problem(
-            task_id.replace("pancake", self.name, 1),
-            f"{LEVEL_FLIPS[level][1]} flips: {row}",
-            self.name,
-            level,
-        )
-        return Task(problem, sort_row(row), moves)
+        moves = [step.partition(":")[0] for step in steps]
+        return super().task(task_id.replace("pancake", self.name, 1), row, moves, level)
 
     def world(self, task: Task, tooling: Tooling) -> FlipWorld:
         """The episode of a task."""
@@ -66,13 +59,15 @@ class Hidden(Pancake):
         row = answers.spoken(response).strip()
         return row if len(row) > 1 and row == "123456789"[: len(row)] else None
 
-    def _grade(self, response: str, problem: Problem) -> Grade:
+    def play(self, response: str, problem: Problem) -> tuple[bool | None, str | None]:
+        """Whether the moves bring the row into order with the flips allowed, None where there is
+        no move, and the answer.
+        """
         moves = answers.spoken(response).split()
         if not moves:
-            return Grade(Verdict.UNPARSED, None)
+            return None, None
         row, left = row_after(problem, moves)
-        right = row == sort_row(row) and left >= 0
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(row))
+        return row == sort_row(row) and left >= 0, self.final_answer(row)
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last of the student's turns is a move, in a game that was not over."""
@@ -113,10 +108,11 @@ class FlipWorld:
         won = row == sort_row(row)
         wrong = flip_by_move(before, turn) is None
         text = f"{ERROR}: a move is a number from 2 to {len(row)}" if wrong else row
+        over = won or left <= 0
         return Seen(
             ({"role": "user", "content": text},),
-            won or left <= 0,
-            float(won) if won or left <= 0 else None,
+            over,
+            float(won) if over else None,
             errors=("flip",) if wrong else (),
         )
 

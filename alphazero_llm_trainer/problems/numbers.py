@@ -22,10 +22,9 @@ from random import Random
 
 from ..errors import DataError
 from ..grading import answers
-from ..grading.graders import Grade, Verdict
 from ..types import Problem, Task
 from .prompts import NUMBERS_PROMPT
-from .source import GeneratedSource, split_of
+from .source import Game, split_of
 
 LEVEL_NUMBERS = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
 LARGEST_GIVEN, LARGEST = 20, 999
@@ -36,12 +35,10 @@ _MOVE_STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}
 _NUMBERS_QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
 
 
-class Numbers(GeneratedSource):
+class Numbers(Game):
     """Generated problems of the game."""
 
     name = "numbers"
-    prompt_tokens = 64
-    deterministic = True
     system_prompt = NUMBERS_PROMPT
 
     def build(self, split: str, index: int, level: int) -> Task:
@@ -63,13 +60,10 @@ class Numbers(GeneratedSource):
         problem = Problem(task_id, question, "numbers", level)
         return Task(problem, str(target), write_moves(numbers, moves))
 
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """Correct where every line is legal play from the given numbers and the last one leaves the
-        target alone.
+    def play(self, response: str, problem: Problem) -> tuple[bool | None, str | None]:
+        """Whether every line is legal play from the given numbers and the last one leaves the
+        target alone, None where there is no line, and the answer.
         """
-        return [self._grade(response, task.problem) for response, task in pairs]
-
-    def _grade(self, response: str, problem: Problem) -> Grade:
         answer = self.final_answer(response, strict=True)
         steps = [
             line
@@ -77,11 +71,10 @@ class Numbers(GeneratedSource):
             if line.strip() and not line.startswith("####")
         ]
         if answer is None and not steps:
-            return Grade(Verdict.UNPARSED, None)
+            return None, None
         numbers, target = read_numbers(problem.question)
         left = play_moves(numbers, steps)
-        right = left == Counter([target]) and answer == str(target)
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer)
+        return left == Counter([target]) and answer == str(target), answer
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last step is legal play after the ones before it, and a final line states the

@@ -19,10 +19,9 @@ from random import Random
 
 from ..errors import DataError
 from ..grading import answers
-from ..grading.graders import Grade, Verdict
 from ..types import Problem, Task
 from .prompts import PANCAKE_PROMPT
-from .source import GeneratedSource, split_of
+from .source import Game, split_of
 
 LEVEL_FLIPS = {1: (5, 8), 2: (7, 10), 3: (9, 12), 4: (9, 10)}  # level -> numbers, flips allowed
 
@@ -30,14 +29,12 @@ _FLIP_STEP = re.compile(r"([2-9]):([1-9]+)")
 _ROW_QUESTION = re.compile(r"(\d+) flips: ([1-9]{2,9})")
 
 
-class Pancake(GeneratedSource):
+class Pancake(Game):
     """Generated problems of the game: random rows."""
 
     name = "pancake"
     scratch = "sft_pancake.yaml"
     plays = True
-    deterministic = True
-    prompt_tokens = 64
     system_prompt = PANCAKE_PROMPT
     default_levels: tuple[int, ...] = (3,)
 
@@ -71,19 +68,16 @@ class Pancake(GeneratedSource):
         match = _FLIP_STEP.fullmatch(lines[-1]) if lines else None
         return match[2] if match is not None and match[2] == sort_row(match[2]) else None
 
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
-        """Correct where every line is the flip that it says, the last row is in order, and no more
-        flips were made than are allowed.
+    def play(self, response: str, problem: Problem) -> tuple[bool | None, str | None]:
+        """Whether every line is the flip that it says, the last row is in order, and no more flips
+        were made than are allowed, None where there is no line, and the answer.
         """
-        return [self._grade(response, task.problem) for response, task in pairs]
-
-    def _grade(self, response: str, problem: Problem) -> Grade:
-        steps = spoken_steps(response)
+        steps = [line for line in answers.spoken(response).split("\n") if line.strip()]
         if not steps:
-            return Grade(Verdict.UNPARSED, None)
+            return None, None
         row, flips = read_row(problem.question)
         right = play_flips(row, steps) == sort_row(row) and len(steps) <= flips
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, self.final_answer(response))
+        return right, self.final_answer(response)
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
         """Whether the last step is the flip that it says, in a game that was not over."""
@@ -154,11 +148,6 @@ def read_row(question: str) -> tuple[str, int]:
             " the numbers from 1 on, each once"
         )
     return match[2], int(match[1])
-
-
-def spoken_steps(response: str) -> list[str]:
-    """The lines of a response that are not blank."""
-    return [line for line in answers.spoken(response).split("\n") if line.strip()]
 
 
 def play_flips(row: str, steps: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
-from ..grading.graders import GRADERS, Grade, Grader
+from ..grading.graders import GRADERS, Grade, Grader, Verdict
 from ..live import in_thread
 from ..types import Problem, Said, StepCheck, Task
 from .calculator import check_equations, is_calculation
@@ -22,6 +22,8 @@ from .worlds import Tooling, World
 SPLITS = ("train", "validation", "arena", "test")
 SPLIT_SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100 questions
 DEFAULT_LEVELS = (1, 2)  # of generated problems
+WON = {True: Verdict.CORRECT, False: Verdict.WRONG, None: Verdict.UNPARSED}  # of a game
+TaskResponses = Sequence[tuple[str, Task]]  # responses, each with its task
 ANSWER_MARKS = ("####", "\\boxed")  # how a line begins that states the answer
 
 
@@ -127,7 +129,7 @@ class Source(ABC):
         """
         return self.reader.key(self.final_answer(response) or "")
 
-    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+    def grade_many(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
         """The grades of responses to tasks, in order. Of a task's gold answers the one counts that
         a response meets best."""
         own = type(self).final_answer is not Source.final_answer  # a rule for each kind else
@@ -145,9 +147,7 @@ class Source(ABC):
         """The grade of one response: a verdict and a score in [0, 1]."""
         return self.grade_many([(response, task)], strict)[0]
 
-    async def grade_all(
-        self, pairs: Sequence[tuple[str, Task]], strict: bool = False
-    ) -> list[Grade]:
+    async def grade_all(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
         if self.reader.waits:
             return await in_thread(self.grade_many, pairs, strict)
@@ -240,3 +240,19 @@ class GeneratedSource(Source):
             self.build(split, index, self.levels[index % len(self.levels)])
             for index in range(start, start + count)
         ]
+
+
+class Game(GeneratedSource):
+    """A game that is graded by its rules: what steps lead to, they say themselves."""
+
+    deterministic = True
+    prompt_tokens = 64
+
+    @abstractmethod
+    def play(self, response: str, problem: Problem) -> tuple[bool | None, str | None]:
+        """Whether a response wins the game, None where it makes no move, and its answer."""
+
+    def grade_many(self, pairs: TaskResponses, strict: bool = False) -> list[Grade]:
+        """The grades of responses to tasks, in order: correct is what wins."""
+        played = [self.play(response, task.problem) for response, task in pairs]
+        return [Grade(WON[won], answer) for won, answer in played]
