@@ -29,6 +29,12 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
+def append_line(path: Path, row: Facts) -> None:
+    """Add a row to a file of JSON lines."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it, after a
     power cut too.
@@ -45,12 +51,12 @@ def put_in_place(temporary: Path, path: Path) -> None:
     sync_path(path.parent)
 
 
-def make_folder(folder: Path, exist_ok: bool = True) -> list[Path]:
+def make_folder(folder: Path) -> list[Path]:
     """`mkdir` with parents, whose names are on the disk then. Returns what was missing, the deepest
     first.
     """
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=exist_ok)
+    folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
         sync_path(place.parent)
     return missing

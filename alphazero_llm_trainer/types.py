@@ -12,6 +12,7 @@ JsonObject = dict[str, Any]
 Facts = Mapping[str, Any]  # names and values that are read alone
 TokenIds = tuple[int, ...]  # of a sequence
 Logprobs = tuple[float, ...]  # of a sequence's tokens (nats)
+LikelyTokens = list[tuple[int, float]]  # the same, likeliest first
 TokenPairs = tuple[tuple[int, float], ...]  # tokens with their log-probabilities (nats)
 
 

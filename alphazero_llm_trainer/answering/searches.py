@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..engine.protocol import StepPolicy, ValueFunction, Verifier
+from ..live import StopAsked
 from ..mcts.choose import Reading
 from ..mcts.driver import Search
 from ..mcts.expansion import Advisor, Evaluate, TokenPolicy
@@ -22,7 +23,7 @@ def answer_search(
     student: Any,
     config: Config,
     perplexity: Perplexity | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopAsked = lambda: False,
     value: ValueFunction | None = None,
     *,
     policy: StepPolicy | TokenPolicy | None = None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..engine.completions import all_or_none
-from ..engine.protocol import StepPolicy, Wanted
+from ..engine.protocol import PaidContinuations, StepPolicy, Wanted
 from ..types import Continuation, Cost, Facts, Problem, Steps, TokenIds, text_of
 
 
@@ -26,9 +26,7 @@ class ServedSteps(StepPolicy):
         """None: the server alone knows them."""
         return ()
 
-    async def draw(
-        self, problem: Problem, steps: Steps, wanted: Wanted
-    ) -> tuple[list[Continuation], Cost]:
+    async def draw(self, problem: Problem, steps: Steps, wanted: Wanted) -> PaidContinuations:
         """The samples, side by side.
 
         Raises:

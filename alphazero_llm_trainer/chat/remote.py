@@ -17,7 +17,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StepRule, StudentModel
 from ..engine.admission import Capabilities
 from ..engine.completions import sample_seed
-from ..engine.protocol import EngineStats, Limits, Wanted
+from ..engine.protocol import EngineStats, Limits, PaidContinuations, Wanted
 from ..engine.step_ends import response_steps, split_steps
 from ..errors import ConfigError, RequestError
 from ..grading.answers import is_final, without_thinking
@@ -235,9 +235,7 @@ class RemoteSteps(ServedSteps):
         """Learn once what the server can do, by two requests of one token."""
         await self.student.engine.server.greet()
 
-    async def draw(
-        self, problem: Problem, steps: Steps, wanted: Wanted
-    ) -> tuple[list[Continuation], Cost]:
+    async def draw(self, problem: Problem, steps: Steps, wanted: Wanted) -> PaidContinuations:
         """The samples, side by side. Samples that say nothing are counted."""
         drawn, cost = await super().draw(problem, steps, wanted)
         for continuation in drawn:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..errors import EngineError
-from ..types import Cost, JsonObject, Logprobs, TokenIds, TokenPairs
+from ..types import Cost, JsonObject, LikelyTokens, Logprobs, TokenIds, TokenPairs
 from .admission import Capabilities
 from .background import LoopThread
 from .device import context_of, text_config
@@ -173,7 +173,7 @@ class CompletionEngine(Engine):
         """The backend reads no cache for these: prefix and continuation are computed."""
         return await self._run([self._score_tokens(*pair) for pair in sequences])
 
-    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[list[tuple[int, float]]]:
+    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[LikelyTokens]:
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -301,7 +301,7 @@ class CompletionEngine(Engine):
         answer = await self._count_call(Ask(prefix + continuation, 1, 0.0, 0, scored=True))
         return [float(value) for value in answer.scores[len(prefix) :] if value is not None]
 
-    async def _peek(self, prefix: TokenIds, k: int) -> list[tuple[int, float]]:
+    async def _peek(self, prefix: TokenIds, k: int) -> LikelyTokens:
         answer = await self._count_call(Ask(prefix, 1, 0.0, 0, top_k=k))
         self.cost.calls += 1
         self.cost.cached_tokens += answer.cached

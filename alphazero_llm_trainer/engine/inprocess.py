@@ -19,7 +19,7 @@ import torch
 
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
-from ..types import Cost, JsonObject, TokenIds
+from ..types import Cost, JsonObject, LikelyTokens, TokenIds
 from .admission import Capabilities, Door, check_room
 from .device import context_of, device_memory, kv_shape, tell_once, text_config, token_bytes
 from .kernel_build import kernel_status
@@ -146,7 +146,7 @@ class InProcessEngine(Engine):
         calls = [partial(self._submit_scoring, *pair) for pair in sequences]
         return await self._ask(calls, [len(before) + len(after) for before, after in sequences])
 
-    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[list[tuple[int, float]]]:
+    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[LikelyTokens]:
         """What is known costs nothing and waits for nothing."""
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
@@ -306,7 +306,7 @@ class InProcessEngine(Engine):
             self._charge(len(prefix), len(prefix))
             assert self.tree.next_logprobs is not None
             return list(self.sampler.top(self.tree.next_logprobs, [node], k)[0])
-        future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LikelyTokens] = asyncio.get_running_loop().create_future()
         self._row(prefix).peeks.append((future, k))
         return future
 

@@ -4,11 +4,11 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ..config.train import LARGE
 from ..errors import ConfigError
+from ..types import Facts
 from .kernel_build import open_kernels
 
 FLOATS = 0
@@ -26,7 +26,7 @@ ROPES = ("default", "linear", "llama3")  # other rotary embeddings depend on the
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-def why_uncovered(shape: Mapping[str, Any]) -> str | None:
+def why_uncovered(shape: Facts) -> str | None:
     """Why the kernels can't compute a model whose config.json says `shape`, or None where they
     can.
     """

@@ -17,6 +17,7 @@ from ..types import (
     Cost,
     Direction,
     JsonObject,
+    LikelyTokens,
     Logprobs,
     Problem,
     Step,
@@ -160,9 +161,7 @@ class Engine(ABC):
             check_ids(continuation, self.vocabulary)
         return await self._score(sequences)
 
-    async def next_token_topk(
-        self, prefixes: Sequence[TokenIds], k: int
-    ) -> list[list[tuple[int, float]]]:
+    async def next_token_topk(self, prefixes: Sequence[TokenIds], k: int) -> list[LikelyTokens]:
         """The k likeliest next tokens of each prefix with their log-probabilities, likeliest
         first.
         """
@@ -181,9 +180,7 @@ class Engine(ABC):
     async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]: ...
 
     @abstractmethod
-    async def _topk(
-        self, prefixes: Sequence[TokenIds], k: int
-    ) -> list[list[tuple[int, float]]]: ...
+    async def _topk(self, prefixes: Sequence[TokenIds], k: int) -> list[LikelyTokens]: ...
 
     @abstractmethod
     def set_policy(self, weights: Any, version: int) -> None:
@@ -381,6 +378,9 @@ class RolloutRequest:
     top_k: int
 
 
+PaidContinuations = tuple[list[Continuation], Cost]  # with what they cost
+
+
 class StepPolicy(ABC):
     """The student as step-level search sees it. `Cost` of every call is returned with its result.
 
@@ -413,7 +413,7 @@ class StepPolicy(ABC):
         limits: Limits,
         temperature: float | None = None,
         without: Drawn | None = None,
-    ) -> tuple[list[Continuation], Cost]:
+    ) -> PaidContinuations:
         """`n` continuations of `steps` to the end of the response or its limits, each cut into
         steps; None: at the policy's own temperature.
 
@@ -425,9 +425,7 @@ class StepPolicy(ABC):
         return await self.draw(problem, steps, Wanted(n, seed, limits, warm, without))
 
     @abstractmethod
-    async def draw(
-        self, problem: Problem, steps: Steps, wanted: Wanted
-    ) -> tuple[list[Continuation], Cost]:
+    async def draw(self, problem: Problem, steps: Steps, wanted: Wanted) -> PaidContinuations:
         """What is `wanted` after `steps`, as `continuations` tells it, and what that cost."""
 
     async def adopt(

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ..types import JsonObject, TokenPairs
+from ..types import JsonObject, LikelyTokens, TokenPairs
 from .protocol import Generated, GenerateRequest
 from .without import Taken
 
@@ -61,7 +61,7 @@ class DecodingRow:
     nodes: list[int]
     start: int
     riders: list[Rider] = field(default_factory=list)
-    peeks: list[tuple[asyncio.Future[list[tuple[int, float]]], int]] = field(default_factory=list)
+    peeks: list[tuple[asyncio.Future[LikelyTokens], int]] = field(default_factory=list)
     values: list[asyncio.Future[float]] = field(default_factory=list)
     scoring: asyncio.Future[list[float]] | None = None
     scored: list[int] = field(default_factory=list)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..types import TokenIds
+from ..types import Logprobs, TokenIds
 
 # Probability that has to be left: a draw out of less would be one of steps that the policy all but
 # excludes.
@@ -34,7 +34,7 @@ class Taken:
     after: dict[int, Taken] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sequences: Iterable[tuple[TokenIds, tuple[float, ...]]]) -> Taken | None:
+    def of(cls, sequences: Iterable[tuple[TokenIds, Logprobs]]) -> Taken | None:
         """The tree of (token ids `[T]`, log-probabilities at the draws' temperature `[T]`); None
         where nothing is taken or left.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
@@ -26,7 +26,7 @@ from verifiers.v1.types import AssistantMessage, Messages, ToolCall, ToolMessage
 
 from ..errors import ConfigError
 from ..problems.worlds import Start, Tooling, ToolWorld, WireMessage, checked_reward
-from ..types import JsonObject, Said
+from ..types import Facts, JsonObject, Said
 from .taskset_rules import (
     new_trace,
     of_class,
@@ -95,7 +95,7 @@ class VerifiersWorld(ToolWorld):
         ]
         return Start(tuple(shown), tuple(tools))
 
-    async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def run_tool(self, name: str, arguments: Facts) -> Any:
         """What a tool answers."""
         if name not in self.servers.tools:
             names = ", ".join(self.servers.tools)

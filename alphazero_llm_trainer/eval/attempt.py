@@ -19,11 +19,12 @@ from ..mcts.metered import MeteredVerifier
 from ..mcts.seeds import derive_seed
 from ..mcts.steps import end_verdict
 from ..problems.registry import source_of
-from ..rewards.turns import Ending, TurnPolicy, steps_for
+from ..rewards.turns import Ending, TurnPolicy, steps_for_tasks
 from ..tree.arena import REJECTED, ROOT, Tree
 from ..types import (
     Continuation,
     Cost,
+    Logprobs,
     Problem,
     RewardParts,
     Step,
@@ -119,10 +120,7 @@ class MethodContext:
         self.judged = verifier is not None
         self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
-        sources = {task.problem.source: source_of(task.problem) for task in tasks}
-        self.policy = steps_for(student, config.search, [*sources.values()])
-        if isinstance(self.policy, TurnPolicy):
-            self.policy.tasks |= {task.problem.id: task for task in tasks}
+        self.policy = steps_for_tasks(student, config.search, tasks)
 
     def ending(self, problem: Problem, response: str | None) -> Ending | None:
         """How the episode of a response ended; None where there was none, or it didn't end."""
@@ -165,7 +163,7 @@ class Attempt:
         self.ends: Counter[str] = Counter()  # why responses have no answer: keys of SHORT
         # By the steps before them, and whether they are one line: what was drawn, with
         # log-probabilities at `search.temperature`; see `draw`.
-        self.drawn: dict[tuple[TokenIds, bool], dict[TokenIds, tuple[float, ...]]] = {}
+        self.drawn: dict[tuple[TokenIds, bool], dict[TokenIds, Logprobs]] = {}
         self.shortest = (
             1  # tokens of the shortest whole response: another draw has at least as many
         )

@@ -13,11 +13,10 @@ from ..errors import RequestError
 from ..grading.graders import Grade
 from ..live import Progress, StopAsked, run_until
 from ..mcts.seeds import derive_seed
-from ..policy.proposals import make_steps
 from ..policy.student import Student
 from ..problems.registry import source_of
 from ..rewards.custom import CustomReward
-from ..rewards.turns import TurnPolicy
+from ..rewards.turns import TurnPolicy, steps_for_tasks
 from ..types import Task, drawn_mask, text_of
 
 BATCH = 256  # problems put to the engine together
@@ -95,10 +94,8 @@ def answer_tasks(
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
     settings = SearchConfig() if settings is None else settings
-    worlds = any(source_of(task.problem).worlds for task in tasks)
-    turns = TurnPolicy(student, settings, make_steps(student, 1.0)) if worlds else None
-    if turns is not None:
-        turns.tasks |= {task.problem.id: task for task in tasks}
+    policy = steps_for_tasks(student, settings, tasks)
+    turns = policy if isinstance(policy, TurnPolicy) else None
 
     async def play(turns: TurnPolicy, task: Task, seed: int) -> list[GreedyResponse]:
         problem, limits = task.problem, Limits(settings.max_depth, max_tokens)

@@ -9,8 +9,7 @@ what ended it. The ones that repair (step-rejection, beam, mcts) share the setti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..answering.searches import answer_search
 from ..errors import RequestError
@@ -20,7 +19,8 @@ from ..tree.extract import SHORT, endings
 from ..types import Cost, Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError
 
-Answering = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
+MethodResult = tuple[str | None, str]  # the response, and what ended it
+Answering = Callable[[Attempt], Awaitable[MethodResult]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
 # What ended a question without an answer: its prompt doesn't fit; the server doesn't take it.
 TOO_LONG, REFUSED = "too long", "refused"
@@ -58,7 +58,7 @@ async def run_method(
 # -- whole responses -------------------------------------------------------------------------------
 
 
-async def greedy(attempt: Attempt) -> tuple[str | None, str]:
+async def greedy(attempt: Attempt) -> MethodResult:
     """One response of the likeliest tokens, whatever `search.verify.first_temperature` says."""
     attempt.verify = attempt.verify.with_values(first_temperature=0.0)
     chain = await attempt.draw(greedy=True, judged=False)
@@ -86,7 +86,7 @@ async def draw_samples(attempt: Attempt, judged: bool) -> list[Chain]:
     return chains
 
 
-async def majority(attempt: Attempt) -> tuple[str | None, str]:
+async def majority(attempt: Attempt) -> MethodResult:
     """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on
     ties.
     """
@@ -102,17 +102,22 @@ def vote_response(attempt: Attempt, chains: Sequence[Chain]) -> str | None:
         key = source_of(attempt.problem).vote_key(stated) if attempt.states(chain) else ""
         votes[key] += 1
         texts.setdefault(key, chain.text)
-    return texts[max(votes, key=lambda key: (key != "", votes[key]))] if votes else None
+    return texts[commonest_key(votes)] if votes else None
 
 
-async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
+def commonest_key(votes: Mapping[str, int]) -> str:
+    """What most votes are for, the first one on ties; "" only where there is nothing else."""
+    return max(votes, key=lambda key: (key != "", votes[key]))
+
+
+async def best_of_n(attempt: Attempt) -> MethodResult:
     """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on
     ties.
     """
     return await best_or_last(attempt, await draw_samples(attempt, judged=True)), "tokens"
 
 
-async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
+async def adaptive_best_of_n(attempt: Attempt) -> MethodResult:
     """A greedy response, then samples, until one passes the verifier; the best one where none
     does.
     """
@@ -153,7 +158,7 @@ async def last_resort(
 # -- step by step ----------------------------------------------------------------------------------
 
 
-async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
+async def step_rejection(attempt: Attempt) -> MethodResult:
     """Step by step; a rejected step is drawn again after the same prefix, and `patience` rejections
     go one step back.
 
@@ -191,7 +196,7 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
     return await last_resort(attempt, path, chains), "tokens"
 
 
-async def beam(attempt: Attempt) -> tuple[str | None, str]:
+async def beam(attempt: Attempt) -> MethodResult:
     """Step-level beam search (AlphaMath, Chen et al. 2024): the best `BEAM_WIDTH` of the proposed
     steps go on.
 
@@ -223,22 +228,20 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     return await last_resort(attempt, beams[0].steps), "tokens"
 
 
-async def mcts(attempt: Attempt) -> tuple[str | None, str]:
+async def mcts(attempt: Attempt) -> MethodResult:
     """The package's tree search: steps by `search.select` (null: PUCT under a verifier), rejected
     ones drawn again.
     """
     context, settings = attempt.context, attempt.settings
-    simulations = settings.simulations
-    changes: dict[str, Any] = {
-        "budget_tokens": attempt.budget,
-        "max_tokens": attempt.longest,
-    }
-    if context.judged:
-        simulations = MOST_SIMULATIONS
-    changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
+    simulations = MOST_SIMULATIONS if context.judged else settings.simulations
+    if attempt.simulations is not None:
+        simulations = attempt.simulations
+    limits = settings.with_values(
+        budget_tokens=attempt.budget, max_tokens=attempt.longest, simulations=simulations
+    )
     search = answer_search(
         context.student,
-        context.config.with_values(search=settings.with_values(**changes)),
+        context.config.with_values(search=limits),
         context.perplexity,
         value=context.value,
         policy=context.policy if settings.mode == "step" else None,

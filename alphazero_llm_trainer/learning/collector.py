@@ -5,7 +5,7 @@ training only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ..config.load import Config
 from ..config.refusals import refuse_conflicts
 from ..engine.protocol import Teacher, ValueFunction, Verifier
 from ..errors import ConfigError, RequestError, RewardError
+from ..live import StopAsked
 from ..mcts.driver import Search
 from ..mcts.seeds import derive_seed
 from ..policy.proposals import policy_of
@@ -57,7 +58,7 @@ class Collector(Earned):
         config: Config,
         method: Searches,
         perplexity: Perplexity | None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: StopAsked = lambda: False,
     ) -> None:
         super().__init__(config, method)
         self.student, self.perplexity, self.stop = student, perplexity, stop

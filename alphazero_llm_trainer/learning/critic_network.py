@@ -5,7 +5,7 @@ response.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ..files import sync_all, write_json
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import POLICY, bind_adapter, model_fingerprint, own_parameters
 from ..policy.critic import ADAPTER, CARD, NUMBERS, file_hash
+from ..types import Facts
 from .models import attach_adapter, save_adapter
 from .packing import Plan, Work, plan_rows
 from .scoring import check_packs, choose_packing
@@ -134,7 +135,7 @@ def add_layers(backbone: Any, extra_layers: int) -> None:
 
 
 def save_critic(
-    folder: Path, critic: CriticNetwork, card: Mapping[str, Any], student: Student, config: Config
+    folder: Path, critic: CriticNetwork, card: Facts, student: Student, config: Config
 ) -> dict[str, Any]:
     """Write a critic's folder (see `policy.critic`), the card last; returns it with what it says of
     the folder.

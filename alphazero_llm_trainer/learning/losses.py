@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from .train_row import TrainRows
 
 Figures = dict[str, torch.Tensor]
+Loss = tuple[torch.Tensor, Figures]  # with what it is made of
 TokenFigures = Sequence[Sequence[float]]  # of rows' tokens
 
 
@@ -63,7 +64,7 @@ def objective_loss(
     values: torch.Tensor | None,
     totals: torch.Tensor,
     by: Coefficients,
-) -> tuple[torch.Tensor, Figures]:
+) -> Loss:
     """The sum of the terms whose streams have numbers, over the rows' own tokens alone, and its
     figures.
 
@@ -155,7 +156,7 @@ def grpo_loss(
     clip_high: float,
     kl_coefficient: float = 0.0,
     reference: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Figures]:
+) -> Loss:
     """`sum(mask * (-min(rho*A, clip(rho)*A) + beta * rho * k3)) / total`, `[B, T]` inside, a number
     outside; `rho = p / p_old`, held from `1 - clip_low` to `1 + clip_high`.
 
@@ -205,7 +206,7 @@ def value_loss(
     mask: torch.Tensor,
     total: torch.Tensor,
     clip: float,
-) -> tuple[torch.Tensor, Figures]:
+) -> Loss:
     """Half the squared error of PPO's critic, the larger one of V and of V held within `clip` of
     its old estimate.
 

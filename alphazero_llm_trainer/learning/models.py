@@ -32,7 +32,7 @@ from ..policy.adapters import (
     restore_adapters,
 )
 from ..policy.folders import ADAPTER_FILE
-from ..policy.weights import save_tensors, stored_dtypes
+from ..policy.weights import Tensors, save_tensors, stored_dtypes
 from .size import PROMPT, layer_sizes, rows_of_a_forward
 
 if TYPE_CHECKING:
@@ -243,12 +243,12 @@ def save_adapter(model: Any, folder: Path, name: str = POLICY) -> list[str]:
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 
 
-def trained_state(model: Any) -> dict[str, torch.Tensor]:
+def trained_state(model: Any) -> Tensors:
     """A copy of the parameters that training changes."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def load_trained_state(model: Any, state: dict[str, torch.Tensor]) -> None:
+def load_trained_state(model: Any, state: Tensors) -> None:
     """Put a copy made by `trained_state` back."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -10,6 +11,7 @@ from typing import TypeVar
 from ..types import STUDENT, Logprobs, TokenIds
 
 T = TypeVar("T")
+TokenNumbers = tuple[float, ...]  # of a response's tokens `[T]`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,16 @@ class TrainRow:
     prompt_ids: TokenIds
     completion_ids: TokenIds
     old_logprobs: Logprobs = ()
-    advantages: tuple[float, ...] = ()
+    advantages: TokenNumbers = ()
     kind: str = "policy"
     reward: float = 0.0
     source: str = STUDENT
-    targets: tuple[float, ...] = ()
-    value_weights: tuple[float, ...] = ()
+    targets: TokenNumbers = ()
+    value_weights: TokenNumbers = ()
     index: int = field(default=0, compare=False)
-    weights: tuple[float, ...] = ()
-    pi: tuple[float, ...] = ()
-    draws: tuple[float, ...] = ()
+    weights: TokenNumbers = ()
+    pi: TokenNumbers = ()
+    draws: TokenNumbers = ()
     mask: tuple[bool, ...] = ()
 
     def own(self, numbers: Sequence[T]) -> list[T]:
@@ -65,3 +67,8 @@ class TrainRow:
 
 TrainRows = Sequence[TrainRow]
 Minibatches = list[list[TrainRow]]
+
+
+def sum_own(rows: TrainRows, field: str) -> float:
+    """The sum of a field's numbers over the policy's own tokens of all rows."""
+    return math.fsum(number for row in rows for number in row.own(getattr(row, field)))

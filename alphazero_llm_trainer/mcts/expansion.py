@@ -23,11 +23,13 @@ from ..engine.protocol import (
     ValueFunction,
     Verifier,
 )
+from ..live import StopAsked
 from ..tree.arena import WHOLE, Tree
 from ..tree.extract import finished_responses, right_responses
 from ..types import (
     Cost,
     Direction,
+    LikelyTokens,
     Logprobs,
     Problem,
     RewardParts,
@@ -67,7 +69,7 @@ class TokenPolicy(Protocol):
 
     async def rollout(self, asked: RolloutRequest) -> tuple[Generated, Cost]: ...
 
-    async def topk(self, prefix: TokenIds, k: int) -> tuple[list[tuple[int, float]], Cost]:
+    async def topk(self, prefix: TokenIds, k: int) -> tuple[LikelyTokens, Cost]:
         """The k likeliest next tokens with their log-probabilities (nats), likeliest first."""
         ...
 
@@ -144,7 +146,7 @@ class Parts:
     settings: SearchConfig
     advisor: Advisor | None = None
     finished: Finished | None = None
-    stop: Callable[[], bool] = lambda: False
+    stop: StopAsked = lambda: False
     value: ValueFunction | None = None
     generating: bool = False
     grading: Grading | None = None

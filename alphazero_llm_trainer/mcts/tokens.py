@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engine.protocol import RolloutRequest
 from ..tree.arena import ROOT, Rollout
-from ..types import Direction, Logprobs, RewardParts, Step, TokenIds
+from ..types import Direction, Logprobs, RewardParts, Step, TokenIds, TokenPairs
 from .expansion import Expansion, TokenPolicy
 from .gumbel import softmax
 from .mcts import Leaf, LeafEvaluation, mix
@@ -26,7 +26,7 @@ PREFIX_TOKENS = 15  # and its longest
 
 
 # A graded rollout from some node on, and the likeliest tokens at each of its steps.
-_Rolled = tuple[Rollout, tuple[tuple[tuple[int, float], ...], ...]]
+_Rolled = tuple[Rollout, tuple[TokenPairs, ...]]
 
 
 class TokenExpansion(Expansion[TokenPolicy]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..engine.protocol import Generated, StepPolicy, Wanted
+from ..engine.protocol import Generated, PaidContinuations, StepPolicy, Wanted
 from ..grading.answers import is_final
 from ..types import Continuation, Cost, Problem, Step, Steps, TokenIds, ids_of, text_of
 from .chat import Prompts
@@ -36,9 +36,7 @@ class EngineSteps(Prompts, StepPolicy):
         self.student, self.temperature = student, temperature
         self.lead = student.lead()  # once: it renders the chat template
 
-    async def draw(
-        self, problem: Problem, steps: Steps, wanted: Wanted
-    ) -> tuple[list[Continuation], Cost]:
+    async def draw(self, problem: Problem, steps: Steps, wanted: Wanted) -> PaidContinuations:
         """Continuations by the engine: each is cut into steps where `step_ends` says."""
         prefix = self.prompt_ids(problem) + ids_of(steps)
         request = wanted.request_after(prefix, self.temperature, wanted.limits.steps)

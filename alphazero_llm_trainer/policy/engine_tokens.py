@@ -14,7 +14,7 @@ from ..engine.protocol import Engine, Generated, GenerateRequest, RolloutRequest
 from ..engine.step_ends import joins_texts
 from ..errors import ConfigError
 from ..grading.answers import is_final
-from ..types import Cost, Logprobs, Step, TokenIds, TokenPairs
+from ..types import Cost, LikelyTokens, Logprobs, Step, TokenIds, TokenPairs
 from .chat import Prompts
 from .engine_steps import drawing_cost
 
@@ -122,7 +122,7 @@ class EngineTokens(Prompts):
             begun = end
         return generated
 
-    async def topk(self, prefix: TokenIds, k: int) -> tuple[list[tuple[int, float]], Cost]:
+    async def topk(self, prefix: TokenIds, k: int) -> tuple[LikelyTokens, Cost]:
         """The k likeliest next tokens with their log-probabilities (nats), likeliest first. It
         costs one sampled token: the forward of the prefix's last one.
         """

@@ -32,7 +32,7 @@ from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError, first_line
 from ..types import Problem, Steps, TokenIds
 from .fetch import from_hub
-from .weights import load_weights
+from .weights import Tensors, load_weights
 
 GOOD, BAD, SEPARATOR = "+", "-", "<extra_0>"
 HEADS = re.compile(r"^(score|lm_head)\.")  # beside the backbone of a token classifier
@@ -180,7 +180,7 @@ def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Ten
     """The score head's layers: `score.weight` alone, or `score.0.weight` and `score.2.weight` (a
     ReLU is number 1).
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt", device=device) as opened:
             keys = [key for key in opened.keys() if key.startswith("score.")]  # noqa: SIM118

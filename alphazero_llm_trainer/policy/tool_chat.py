@@ -4,22 +4,22 @@ client runs the tools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from ..chat.tool_calls import CallForm, form_of, read_calls, read_line
-from ..types import Said
+from ..types import Facts, Said
 from .chat import CLOSED, OPENED
 
 
 class ToolChat:
     """The chats of one student beside `tools` (JSON schemas)."""
 
-    def __init__(self, student: Any, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, student: Any, tools: Sequence[Facts] = ()) -> None:
         self.student, self.tools = student, tools
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Facts], add_generation_prompt: bool) -> str:
         """The chat template's text of messages, with the tools."""
         form = OPENED if add_generation_prompt else CLOSED
         return self.student.render(messages, form, self.tools)

@@ -19,6 +19,7 @@ from ..files import put_in_place
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Tensors = dict[str, torch.Tensor]  # by name
 NAMED_WEIGHTS = 3  # weights that an error names
 # Of weights that config.json has no place for, those that change nothing in what is computed of
 # text: layers that guess further tokens, towers of pictures and sound, TRL's value head, and masks
@@ -144,7 +145,7 @@ def stored_dtypes(model: Any) -> dict[str, torch.dtype]:
 # -- tensors in a file of their own ----------------------------------------------------------------
 
 
-def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
+def save_tensors(state: Tensors, path: Path) -> None:
     """Write tensors as a safetensors file, in one move. Raises StorageError where the disk is full
     or a file may not be as large.
     """
@@ -163,14 +164,14 @@ def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
     put_in_place(part, path)
 
 
-def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+def load_tensors(path: Path) -> Tensors:
     """The tensors of a file, safetensors or PyTorch's (.bin), of which no code runs.
 
     Raises CheckpointError where it can't be read, StorageError where its folder is gone.
     """
     try:
         if path.suffix == ".bin":
-            tensors: dict[str, torch.Tensor] = torch.load(path, "cpu", weights_only=True)
+            tensors: Tensors = torch.load(path, "cpu", weights_only=True)
             return tensors
         return load_file(path)
     except (OSError, SafetensorError, UnpicklingError, RuntimeError) as error:

@@ -19,7 +19,7 @@ from ..types import Facts
 from .printed import parse_printed
 from .shapes import read_shape, usual_columns
 
-Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
+Row = tuple[Facts, str]  # columns, and where they stand, for messages
 
 
 def value_at(columns: Facts, name: str) -> Any:

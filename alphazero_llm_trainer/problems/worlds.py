@@ -19,7 +19,7 @@ import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread
@@ -29,21 +29,21 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from ..errors import AlphaZeroError, ConfigError, reason_of
-from ..types import JsonObject, Said, ToolCall
+from ..types import Facts, JsonObject, Said, ToolCall
 
 NOT_TOOLS = {"reset", "reward", "get_reward", "fork", "close"}  # methods of a class that is a world
 OPEN_EPISODES = 4  # replayed episodes that a search keeps open
 LONGEST_TOKEN = 256  # characters
 
 ERROR = "error"  # how an observation of an error begins
-WireMessage = Mapping[str, Any]
+WireMessage = Facts
 
 
 class Start(NamedTuple):
     """What an episode begins with: messages, and the tools as JSON schemas."""
 
     messages: tuple[WireMessage, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Facts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ToolWorld(ABC):
         """Begin the episode, once."""
 
     @abstractmethod
-    async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def run_tool(self, name: str, arguments: Facts) -> Any:
         """What a tool answers. Whatever it raises is the observation."""
 
     @abstractmethod
@@ -198,7 +198,7 @@ class ObjectWorld(ToolWorld):
     def __init__(
         self,
         thing: Any,
-        row: Mapping[str, Any],
+        row: Facts,
         messages: tuple[WireMessage, ...],
         tooling: Tooling,
     ) -> None:
@@ -240,7 +240,7 @@ class ObjectWorld(ToolWorld):
         schemas = [tool_schema(getattr(self.thing, name)) for name in self.names]
         return Start(messages, tuple(schemas))
 
-    async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def run_tool(self, name: str, arguments: Facts) -> Any:
         """What a tool answers."""
         if name not in self.names:
             raise LookupError(f"there is no tool `{name}`: the tools are {', '.join(self.names)}")
@@ -298,7 +298,7 @@ def tool_schema(method: Callable[..., Any]) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-async def run_apart(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+async def run_apart(method: Callable[..., Any], arguments: Facts) -> Any:
     """What a method gives. One that isn't async runs in a thread of its own, which ends with the
     process at the latest: nothing waits for one that hangs.
     """

@@ -12,7 +12,7 @@ from ..engine.protocol import Generated
 from ..errors import DataError
 from ..problems.registry import source_of
 from ..types import Said, Step, Steps, Task, TokenIds, drawn_mask, ids_of, text_of
-from .turns import Stage, TurnPolicy, steps_for
+from .turns import Stage, TurnPolicy, steps_for_tasks
 
 
 class Worked(NamedTuple):
@@ -31,12 +31,9 @@ def work_out(student: Any, settings: SearchConfig | None, tasks: Sequence[Task])
 
     Raises DataError where a demonstration doesn't end its episode, or earns nothing.
     """
-    sources = {task.problem.source: source_of(task.problem) for task in tasks}
-    if not any(source.worlds for source in sources.values()):
+    turns = steps_for_tasks(student, settings or SearchConfig(), tasks)
+    if not isinstance(turns, TurnPolicy):
         return [Worked(*student.solution_ids(task)) for task in tasks]
-    turns = steps_for(student, settings or SearchConfig(), [*sources.values()])
-    assert isinstance(turns, TurnPolicy)
-    turns.tasks |= {task.problem.id: task for task in tasks}
 
     async def act_all() -> list[Worked]:
         return [await act_out(turns, task) for task in tasks]

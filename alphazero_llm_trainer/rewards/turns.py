@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..chat.tool_calls import as_message, render_turn
 from ..config.sections import SearchConfig
-from ..engine.protocol import Generated, Limits, StepPolicy, Wanted
+from ..engine.protocol import Generated, Limits, PaidContinuations, StepPolicy, Wanted
 from ..errors import AlphaZeroError, ConfigError, RequestError, reason_of
 from ..grading.graders import Grade, Verdict
 from ..mcts.seeds import derive_seed
@@ -308,9 +308,7 @@ class TurnPolicy(StepPolicy):
         answers = source_of(problem).final_answer(stated) is not None
         return RewardParts(total=float(verdict in WHOLE and answers))
 
-    async def draw(
-        self, problem: Problem, steps: Steps, wanted: Wanted
-    ) -> tuple[list[Continuation], Cost]:
+    async def draw(self, problem: Problem, steps: Steps, wanted: Wanted) -> PaidContinuations:
         """Turns and what their worlds answer. `without` is of single turns alone: what follows one
         depends on the world.
         """
@@ -400,3 +398,12 @@ def steps_for(student: Any, settings: SearchConfig, sources: Sequence[Source]) -
     steps = make_steps(student, settings.temperature)
     worlds = any(source.worlds for source in sources)
     return TurnPolicy(student, settings, steps) if worlds else steps
+
+
+def steps_for_tasks(student: Any, settings: SearchConfig, tasks: Sequence[Task]) -> StepPolicy:
+    """`steps_for` the sources of these tasks, whose rewards worlds tell."""
+    sources = {task.problem.source: source_of(task.problem) for task in tasks}
+    policy = steps_for(student, settings, [*sources.values()])
+    if isinstance(policy, TurnPolicy):
+        policy.tasks |= {task.problem.id: task for task in tasks}
+    return policy

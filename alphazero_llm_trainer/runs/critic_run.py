@@ -8,7 +8,6 @@ one prefix.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,12 @@ from ..config.train import CriticConfig, Rates
 from ..engine.device import text_config
 from ..errors import DataError, TrainingError
 from ..eval.critic_figures import CHANCE, auc, fit_blend, pair_accuracy
+from ..files import append_line
 from ..learning.critic_network import CriticNetwork
-from ..learning.losses import Figures, bradley_terry, cross_entropy
-from ..learning.methods.base import Objective
+from ..learning.losses import Loss, bradley_terry, cross_entropy
+from ..learning.methods.base import Objective, Totals
 from ..learning.models import MemoryOptions, check_full
-from ..learning.train_row import TrainRow, TrainRows
+from ..learning.train_row import TrainRow, TrainRows, sum_own
 from ..live import Progress, StopAsked
 from ..policy.critic import CriticKind
 from ..policy.student import Student
@@ -68,9 +68,9 @@ class Outcomes(Objective):
     def __init__(self, critic: CriticNetwork) -> None:
         self.critic = critic
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """The sum of the states' weights."""
-        return (math.fsum(weight for row in rows for weight in row.own(row.value_weights)),)
+        return (sum_own(rows, "value_weights"),)
 
 
 class PairOutcomes(Outcomes):
@@ -78,13 +78,11 @@ class PairOutcomes(Outcomes):
 
     unit = 2
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """How many pairs there are."""
         return (len(rows) / 2,)
 
-    def loss(
-        self, rows: TrainRows, scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
+    def loss(self, rows: TrainRows, scores: Any, totals: torch.Tensor) -> Loss:
         """`sum(-log sigmoid(r_better - r_worse)) / total` over pairs `[P]` (nats)."""
         ends = torch.tensor([len(row.completion_ids) - 1 for row in rows])[:, None]
         numbers = scores.values.gather(1, ends.to(scores.values.device))[:, 0]
@@ -232,8 +230,7 @@ def train_critic(
                 f"the held-out loss is {lost}: start again with a lower "
                 "train.optimizer.learning_rate"
             )
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(metrics, line)
         progress.say(
             f"step {step}: loss {loss:.4f}, held out {lost:.4f}, AUC {line['held_out_auc']:.3f}"
         )

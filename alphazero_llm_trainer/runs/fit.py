@@ -28,7 +28,7 @@ from ..learning.probe import try_update
 from ..learning.size import warmup_of
 from ..learning.train_row import TrainRow, TrainRows
 from ..live import Progress, StopAsked, StoppedError
-from ..policy.weights import load_tensors, save_tensors
+from ..policy.weights import Tensors, load_tensors, save_tensors
 from .folder import RunFolder, write_manifest
 
 BEST = "best.safetensors"
@@ -71,7 +71,7 @@ class Kept:
         """The training is over."""
         shutil.rmtree(self.folder.path, ignore_errors=True)
 
-    def restore(self, learner: Learner) -> tuple[Course, dict[str, torch.Tensor]]:
+    def restore(self, learner: Learner) -> tuple[Course, Tensors]:
         """The course and the best weights of what there is to go on from, if anything."""
         if self.place is None:
             return Course(), {}
@@ -80,9 +80,7 @@ class Kept:
         best = load_tensors(self.place / BEST) if (self.place / BEST).is_file() else {}
         return course, best
 
-    def save(
-        self, learner: Learner, course: Course, best: dict[str, torch.Tensor], last: bool
-    ) -> None:
+    def save(self, learner: Learner, course: Course, best: Tensors, last: bool) -> None:
         """Write all of it, where that is due, and after the `last` update."""
         began = time.monotonic()
         if began < self.due and not last:

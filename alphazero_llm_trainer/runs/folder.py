@@ -15,6 +15,7 @@ from ..config.sections import MOST_COUNT
 from ..errors import CheckpointError
 from ..files import (
     Folder,
+    append_line,
     flatten_keys,
     numbered_folders,
     read_lines,
@@ -80,8 +81,7 @@ class RunFolder(Folder):
     # -- figures -----------------------------------------------------------------------------------
 
     def append_metrics(self, line: JsonObject) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.metrics, line)
 
     def read_metrics(self) -> list[JsonObject]:
         """All whole lines; one that a crash cut is left out."""

@@ -8,9 +8,8 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from ..chat.teachers import checker_model, is_remote, open_remote
 from ..config.load import Config, check_read, load_training, resolve_name, user_layers, vllm_here
@@ -32,6 +31,7 @@ from ..policy.folders import (
 from ..problems.load import asked, demonstrations_of, tasks_of, with_context
 from ..problems.registry import open_source, with_worlds
 from ..rewards.custom import JUDGE, open_reward
+from ..types import Facts
 from .tracking import check_tracker
 from .upload import check_hub
 
@@ -157,9 +157,7 @@ def check_method(config: Config) -> None:
 LEAST_HELD_OUT = 100  # problems, from which on an interval says something
 
 
-def load_run(
-    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()
-) -> Config:
+def load_run(path: str | Path | None = None, overrides: Iterable[str | Facts] = ()) -> Config:
     """`load_training`; where nothing that is given says `train.num_examples`, it is no more than
     the questions there are, and else the held-out sizes that nothing says follow it.
     """

@@ -16,7 +16,7 @@ from ..chat.remote import RemoteStudent
 from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
-from ..eval.methods import ANSWERING
+from ..eval.methods import ANSWERING, MethodResult, commonest_key
 from ..grading.answers import extract, normalize
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.seeds import derive_seed
@@ -26,7 +26,7 @@ from ..policy.tool_chat import ToolChat
 from ..problems.registry import open_source, reading_of
 from ..rewards.perplexity import Perplexity
 from ..tree.arena import Tree
-from ..types import Cost, Problem, TokenIds, token_text
+from ..types import Cost, Problem, TokenIds, TokenPairs, token_text
 from .requests import MCTS, MOST_BUDGET, SAMPLE, ChatBody, CompletionBody, WantedAnswer
 from .text_reader import TextReader, cut_at_stop
 from .wire import DEADLINE, AnswerOutcome, WireToken
@@ -82,7 +82,7 @@ class Answerer:
         due: float | None,
         tell: Tell,
         name: str,
-        grown: Callable[[Tree], None] = lambda tree: None,
+        grown: Callable[[Tree], None],
     ) -> AnswerOutcome:
         """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a
         search, whose tree goes to `grown` while it grows.
@@ -126,8 +126,7 @@ class Answerer:
             )
         )
         keys = [read_turn(turn, tools, body.parallel_tool_calls) for turn in turns]
-        votes = Counter(keys)
-        turn = turns[keys.index(max(votes, key=lambda key: (key != "", votes[key])))]
+        turn = turns[keys.index(commonest_key(Counter(keys)))]
         for other in turns:
             if other is not turn:
                 turn.cost.add(other.cost)
@@ -223,7 +222,7 @@ class Answerer:
             self.token(reader.pieces[at], drawn.logprobs[at], tops[at]) for at in range(first, end)
         ]
 
-    def token(self, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> WireToken:
+    def token(self, text: str, logprob: float, top: TokenPairs) -> WireToken:
         others = [
             (token_text(self.student.decode, other), max(value, LEAST_LOGPROB))
             for other, value in top
@@ -343,7 +342,7 @@ async def watch_growth(tree: Tree, grown: Callable[[Tree], None]) -> None:
             grown(tree.ahead())
 
 
-async def answer_within(name: str, attempt: Attempt) -> tuple[str | None, str]:
+async def answer_within(name: str, attempt: Attempt) -> MethodResult:
     """The answer of a method; a search that has none within its budget draws a response with what
     is left.
     """

@@ -24,7 +24,7 @@ from ..engine.admission import check_ids
 from ..errors import ConfigError, EngineError, RequestError
 from ..mcts.seeds import derive_seed
 from ..policy.tool_chat import ToolChat
-from ..types import JsonObject, Said, TokenIds, ToolCall
+from ..types import Facts, JsonObject, Said, TokenIds, ToolCall
 
 # Parameters that are not offered: these values of them ask for nothing, as an empty value of any
 # other does.
@@ -113,7 +113,7 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError("internal error", None, "internal_error", 500)
 
 
-def not_valid(first: Mapping[str, Any]) -> ApiError:
+def not_valid(first: Facts) -> ApiError:
     """The first thing that is wrong with a request's body, as pydantic names it."""
     path = first["loc"][1:]
     if not path or first["type"] == "json_invalid":
@@ -419,11 +419,11 @@ def chat_request(body: ChatBody, student: Any, models: Models) -> WantedAnswer:
     return WantedAnswer(body, method, ids, users[-1], seed, tools=tools if tools.tools else None)
 
 
-def read_messages(sent: Sequence[ChatMessage]) -> list[Mapping[str, Any]]:
+def read_messages(sent: Sequence[ChatMessage]) -> list[Facts]:
     """The messages as a chat template takes them: calls are numbered, and what answers them stands
     in their order. Raises ApiError for an answer without a call.
     """
-    messages: list[Mapping[str, Any]] = []
+    messages: list[Facts] = []
     calls: dict[str, tuple[str, str]] = {}  # of the turn before, by the client's ids
     turn = 0  # where the answers to it begin
     for at, message in enumerate(sent):

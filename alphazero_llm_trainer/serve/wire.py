@@ -13,7 +13,7 @@ from typing import Any
 
 from ..mcts.choose import Choice
 from ..tree.arena import Tree
-from ..types import Cost, JsonObject, TokenIds
+from ..types import Cost, JsonObject, Logprobs, TokenIds
 from .requests import ChatBody, WantedAnswer
 
 DEADLINE = "deadline"
@@ -46,7 +46,7 @@ class AnswerOutcome:
     cost: Cost
     ended_by: str
     token_ids: TokenIds = ()
-    logprobs: tuple[float, ...] = ()
+    logprobs: Logprobs = ()
     stop: str | None = None
     tokens: list[WireToken] | None = None
     tree: Tree | None = None

@@ -40,8 +40,8 @@ from ...tree.graded import GradedTree
 from ...types import TokenIds, world_mask
 from ..rows import GoodRows
 from ..stats import RoundStats
-from ..train_row import Minibatches, TrainRow, TrainRows
-from .base import Method, Objective
+from ..train_row import Minibatches, TrainRow, TrainRows, sum_own
+from .base import Method, Objective, Totals
 
 if TYPE_CHECKING:
     import torch
@@ -68,10 +68,9 @@ class AlphaZero(Objective):
         self.critic = CriticNetwork(model, head=True, start=0.0)
         self.value = self.critic.score
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """The sums of the policy's weights and of the value's."""
-        values = math.fsum(weight for row in rows for weight in row.own(row.value_weights))
-        return math.fsum(p for row in rows for p in row.own(row.pi)), max(values, 1e-8)
+        return sum_own(rows, "pi"), max(sum_own(rows, "value_weights"), 1e-8)
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """The value's layer."""

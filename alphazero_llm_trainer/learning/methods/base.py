@@ -17,10 +17,11 @@ from ..train_row import TrainRows
 if TYPE_CHECKING:
     import torch
 
-    from ..losses import Coefficients, Figures, Streams
+    from ..losses import Coefficients, Loss, Streams
 
 
 USUAL = Rates()
+Totals = tuple[float, ...]  # what the means over a minibatch are taken over
 
 
 class Objective:
@@ -37,7 +38,7 @@ class Objective:
         Mapping[str, str]
     ] = {}  # `losses.Streams` by name: the field of a row that goes into it
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """What the means over a minibatch are taken over: the loss's first (its tokens, or their
         weights), then others.
         """
@@ -64,9 +65,7 @@ class Objective:
         """
         return None
 
-    def loss(
-        self, rows: TrainRows, scores: Any, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, Figures]:
+    def loss(self, rows: TrainRows, scores: Any, totals: torch.Tensor) -> Loss:
         """The loss of a part of a minibatch, whose whole has these `totals`, and figures that add
         up to the minibatch's. `scores` has the rows' `logprobs` `[B, T]` (`scoring.Scores`).
         """

@@ -14,7 +14,6 @@ a search went on from, one draw has many responses. The teacher scores what resp
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,8 @@ from ...tree.arena import Tree
 from ...tree.graded import GradedTree
 from ..rows import SampledRows
 from ..stats import RoundStats
-from ..train_row import TrainRow, TrainRows
-from .base import Method
+from ..train_row import TrainRow, TrainRows, sum_own
+from .base import Method, Totals
 from .grpo import GRPO, Grpo
 
 if TYPE_CHECKING:
@@ -111,10 +110,7 @@ class DrawnRows(SampledRows):
             advantages = [weight * (theirs - ours) for weight, theirs, ours in own]
             made.append(replace(row, advantages=(*[0.0] * start, *advantages)))
         if made:
-            drawn = math.fsum(count for row in made for count in row.own(row.draws))
-            stats.teacher_kl = (
-                -math.fsum(a for row in made for a in row.own(row.advantages)) / drawn
-            )
+            stats.teacher_kl = -sum_own(made, "advantages") / sum_own(made, "draws")
             apart = sum(row.draws[-1] * len(row.completion_ids) for row in made)
             stats.teacher_share = scored / apart
         return made
@@ -137,10 +133,10 @@ def count_draws(tree: Tree) -> list[int]:
 class Distill(Grpo):
     """GRPO's loss as a mean over draws."""
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """How many tokens were drawn, and replayed."""
         replayed = sum(row.own_tokens for row in rows if row.kind == "demonstration")
-        return (replayed + math.fsum(count for row in rows for count in row.own(row.draws)),)
+        return (replayed + sum_own(rows, "draws"),)
 
 
 # -- the teacher -----------------------------------------------------------------------------------

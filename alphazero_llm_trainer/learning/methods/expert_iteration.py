@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..rows import GoodRows
 from ..train_row import TrainRows
-from .base import Method, Objective
+from .base import Method, Objective, Totals
 
 
 class Likelihood(Objective):
@@ -14,7 +14,7 @@ class Likelihood(Objective):
 
     columns: ClassVar = {"likelihood": "weights"}
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """The sum of the weights."""
         return (sum(sum(row.own(row.weights)) for row in rows),)
 

@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...problems.registry import open_source
 from ..credited_rows import CreditedRows
 from ..train_row import TrainRows
-from .base import Method, Objective
+from .base import Method, Objective, Totals
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class Grpo(Objective):
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: RowNumbers = {}
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """How many tokens there are."""
         return (sum(row.own_tokens for row in rows),)
 

@@ -16,7 +16,7 @@ from ..rows import SampledRows
 from ..size import CRITIC_ROUNDS
 from ..stats import RoundStats
 from ..train_row import TrainRow, TrainRows
-from .base import Method
+from .base import Method, Totals
 from .grpo import GRPO, Grpo, RowNumbers, by_row
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Ppo(Grpo):
         self.returns: RowNumbers = {}
         self.estimates: RowNumbers = {}
 
-    def totals(self, rows: TrainRows) -> tuple[float, ...]:
+    def totals(self, rows: TrainRows) -> Totals:
         """How many tokens there are, and how many of them the policy sampled: the critic's mean is
         over those.
         """
