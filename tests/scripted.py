@@ -10,6 +10,7 @@ from alphazero_llm_trainer.chat.tool_calls import FORMS
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Generated, Judgement, StepPolicy
 from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.problems.worlds import Episodes
 from alphazero_llm_trainer.types import (
     Continuation,
     Cost,
@@ -262,3 +263,16 @@ def write_calls(said, form):
 def call(name, **arguments):
     """A turn that calls a tool, in Hermes' form."""
     return write_calls(Said("", (ToolCall(name, arguments),)), FORMS["hermes"])
+
+
+def walk(make, turns):
+    """The place after turns in one line of acts in a world of `make`, and its episodes."""
+
+    async def go():
+        async with Episodes(make) as episodes:
+            place = await episodes.open()
+            for turn in turns:
+                place = await episodes.act(place, turn)
+            return place, episodes
+
+    return asyncio.run(go())

@@ -3,6 +3,7 @@ it.
 """
 
 import json
+import socket
 from pathlib import Path
 
 import yaml
@@ -25,3 +26,10 @@ def read_jsonl(path):
 
 def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def free_port():
+    """A port of 127.0.0.1 that nothing listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

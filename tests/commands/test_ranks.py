@@ -4,7 +4,6 @@ in one sentence.
 
 import itertools
 import os
-import socket
 import time
 
 import pytest
@@ -13,7 +12,7 @@ from faults import trees_in
 from processes import TRAIN, Started
 from safetensors.torch import load_file
 from support import grpo_config
-from tables import CHECKOUT, table
+from tables import CHECKOUT, free_port, table
 
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.files import read_lines
@@ -67,9 +66,7 @@ def set_fsdp(monkeypatch, **changes):
 
 def start(count, out, *flags):
     """`count` processes of one run, as a launcher starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     ours = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = []
     for rank in map(str, range(count)):

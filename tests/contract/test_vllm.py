@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from random import Random
 import httpx
 import pytest
 import torch
-from tables import CHECKOUT
+from tables import CHECKOUT, free_port
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
@@ -95,9 +94,7 @@ def lora():
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """The base URL of a `vllm serve` over the shipped student."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     flags = f"""
         --model {PACKAGED} --served-model-name student --host 127.0.0.1 --port {port} --dtype
         float32 --enforce-eager --block-size 32 --max-model-len 1024 --no-enable-chunked-prefill
@@ -197,13 +194,18 @@ def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend):
     )
 
 
+def widest_gap(mine, theirs):
+    """The widest one of two lists of responses' log-probabilities."""
+    return max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True))
+
+
 def test_greedy_tokens_and_their_logprobs_are_the_same(ours, backend):
     name, student = backend
     mine, theirs = greedy(ours, ours.engine), greedy(ours, student.engine)
     assert [(one.token_ids, one.finish) for one in theirs] == [
         (one.token_ids, one.finish) for one in mine
     ]
-    most = max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True))
+    most = widest_gap(mine, theirs)
     assert most < CLOSE
     tokens = [sum(len(one.token_ids) for one in side) for side in (mine, theirs)]
     note(name, "greedy, 32 prompts: tokens", *tokens, 0)
@@ -363,6 +365,14 @@ def perturb(parameters, scale, seed):
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
+def own_engine(model, engine):
+    """The in-process engine over `model`, with the ends of `engine`."""
+    settings = load_config(overrides=list(COMMON)).engine
+    return InProcessEngine(
+        model, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
+    )
+
+
 def test_full_weights_are_reloaded_and_come_back(ours, in_process):
     engine, model = in_process.engine, in_process.model
     saved = {name: p.detach().clone() for name, p in model.state_dict().items()}
@@ -370,14 +380,10 @@ def test_full_weights_are_reloaded_and_come_back(ours, in_process):
     perturb(model.parameters(), 0.03, 1)
     engine.set_policy(None, 1)
     changed = greedy(ours, engine, 16)
-    settings = load_config(overrides=list(COMMON)).engine
-    own = InProcessEngine(
-        copy.deepcopy(model), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
-    )
-    mine = greedy(ours, own, 16)
+    mine = greedy(ours, own_engine(copy.deepcopy(model), engine), 16)
     assert [one.token_ids for one in changed] == [one.token_ids for one in mine]
     assert [one.token_ids for one in changed] != [one.token_ids for one in before]
-    most = max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, changed, strict=True))
+    most = widest_gap(mine, changed)
     assert most < CLOSE
     engine.set_policy(saved, 2)
     assert [one.token_ids for one in greedy(ours, engine, 16)] == [one.token_ids for one in before]
@@ -394,7 +400,6 @@ def test_adapters_are_swapped(ours, where, request, tmp_path):
     engine = student.engine
     base = greedy(ours, engine, 16)
     trained = make_trainable(student.model, student.spec, "lora")
-    settings = load_config(overrides=list(COMMON)).engine
     seen, most = [base], 0.0
     for version in (1, 2):
         perturb((p for name, p in trained.named_parameters() if ".lora_" in name), 0.05, version)
@@ -403,16 +408,14 @@ def test_adapters_are_swapped(ours, where, request, tmp_path):
         theirs = greedy(ours, engine, 16)
         save_adapter(student.model, tmp_path / str(version))
         plain = merge_adapter(bare_model(trained), tmp_path / str(version))
-        own = InProcessEngine(
-            plain, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings
-        )
+        own = own_engine(plain, engine)
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
         # Of the prompt's own tokens too, which vLLM computes beside other requests' adapters.
         pairs = [(ids[:8], ids[8:]) for ids in prompts(ours, 16)]
         scored = [asyncio.run(some.score(pairs)) for some in (own, engine)]
         most = max(most, *(gap(a, b) for a, b in zip(*scored, strict=True)))
-        most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))
+        most = max(most, widest_gap(mine, theirs))
         assert all(
             [one.token_ids for one in theirs] != [one.token_ids for one in other] for other in seen
         )

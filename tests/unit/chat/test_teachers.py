@@ -226,7 +226,7 @@ def test_a_model_that_fails_ten_times_in_a_row_rests(fault, caplog):
 
 
 def test_a_model_that_the_server_does_not_have_is_called_once(caplog):
-    server = FaultServer(lambda number, asked: "404", prices=PRICES)
+    server = always("404")
     assert play(server, call_thrice) == ["http 404", "rests", "rests"] and len(server.served) == 1
     assert sum("rests for the run" in line for line in caplog.messages) == 1
 

@@ -98,6 +98,12 @@ def scores(engine, pairs):
     return run(lambda: engine.score(pairs))
 
 
+def check_scores(model, pairs, found, close=CLOSE):
+    """Fail where scores aren't the library's."""
+    for pair, values in zip(pairs, found, strict=True):
+        assert values == pytest.approx(library_scores(model, *pair), abs=close)
+
+
 def drawn(engine, requests):
     return [
         [(one.token_ids, one.logprobs) for one in group]
@@ -113,8 +119,7 @@ def test_every_shape_equals_the_librarys_forward(name):
     assert engine.forward.name == "native"
     # Longer than a chunk of rows and than several vectors of keys; and short ones beside it.
     pairs = pairs_of((150, 40), (1, 1), (3, 17), (16, 16), (33, 5), (2, 31))
-    for pair, values in zip(pairs, scores(engine, pairs), strict=True):
-        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
+    check_scores(model, pairs, scores(engine, pairs))
     request = GenerateRequest(pairs[0][0], max_new_tokens=50, top_k=5, seed=4)
     [[one]] = run(lambda: engine.generate([request]))
     rows = library_logprobs(model, pairs[0][0] + one.token_ids)[149:-1]
@@ -136,8 +141,7 @@ def test_rotary_positions_of_every_kind_are_the_librarys(turns, kind):
     """In the kernels or in torch."""
     model = llama(kind, rope_parameters=CASES["turns"][turns])
     pairs = pairs_of((150, 40), (3, 17))
-    for pair, values in zip(pairs, scores(engine_of(model), pairs), strict=True):
-        assert values == pytest.approx(library_scores(model, *pair), abs=2e-5)
+    check_scores(model, pairs, scores(engine_of(model), pairs), 2e-5)
 
 
 def rounded(model):
@@ -234,8 +238,7 @@ def test_adapters_are_computed_the_base_is_a_view_and_half_weights_are_widened(k
 
     adapted, before = found(model), found(AdapterView(model, None))
     assert before == found(base)
-    for pair, values in zip(pairs, adapted, strict=True):
-        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
+    check_scores(model, pairs, adapted)
     assert adapted[0] != pytest.approx(before[0], abs=0.1)
     assert found(AdapterView(model, "default"), pairs[::-1]) == adapted[::-1]
     half = base.bfloat16()

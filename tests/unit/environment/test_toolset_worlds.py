@@ -11,7 +11,7 @@ import uvicorn
 import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
-from scripted import call
+from scripted import call, walk
 
 from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
 from alphazero_llm_trainer.environment.toolset_worlds import VerifiersWorld
@@ -98,15 +98,7 @@ def world_of(url=None, tooling=TOOLING):
 
 
 def play(*turns, **options):
-    async def run():
-        async with Episodes(lambda: world_of(**options)) as episodes:
-            place = await episodes.open()
-            for turn in turns:
-                place = await episodes.act(place, turn)
-            return place, episodes.replays
-
-    place, replays = asyncio.run(run())
-    return place, replays
+    return walk(lambda: world_of(**options), turns)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +141,7 @@ def test_what_the_state_does_not_hold_is_refused_by_name(tool):
 
 
 def test_bad_calls_are_observations():
-    place, _ = play(call("ledger_fail"), call("ledger_enter", number="x"), call("enter"))
+    place = play(call("ledger_fail"), call("ledger_enter", number="x"), call("enter"))
     seen = [seen for _, seen in place.path]
     assert all(len(one.errors) == 1 and not one.done for one in seen)
     texts = [one.messages[0]["content"] for one in seen]
@@ -160,7 +152,7 @@ def test_bad_calls_are_observations():
 
 
 def test_a_tool_that_hangs_is_cut():
-    place, _ = play(call("ledger_hang"), tooling=TOOLING._replace(seconds=0.5))
+    place = play(call("ledger_hang"), tooling=TOOLING._replace(seconds=0.5))
     assert place.path[0][1].cut == ("ledger_hang",)
 
 

@@ -167,6 +167,14 @@ class Watched(ScriptedPolicy):
         return found, cost
 
 
+def sampler_of(student, verifier, policy, *changes):
+    """What a method draws from: `policy`, with changes to the embedded student's configuration."""
+    changed = load_config(overrides=["student=embedded", *changes])
+    sampler = MethodContext(student, verifier, changed)
+    sampler.policy = policy
+    return sampler
+
+
 @pytest.mark.parametrize(
     "method", ["majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"]
 )
@@ -174,9 +182,8 @@ class Watched(ScriptedPolicy):
 def test_what_was_drawn_after_the_same_steps_is_left_out(student, method, repeat):
     """But where votes count, and with `search.verify.repeat`."""
     changes = ["search.verify.accept_above=1", f"search.verify.repeat={str(repeat).lower()}"]
-    changed = load_config(overrides=["student=embedded", *changes])
-    sampler = MethodContext(student, Judge(99, 0.5), changed)
-    sampler.policy = policy = Watched(0.3)
+    policy = Watched(0.3)
+    sampler = sampler_of(student, Judge(99, 0.5), policy, *changes)
     run(lambda: run_method(method, sampler, TASKS[0].problem, 3, 2000))
     # The last chain of `mcts` is drawn as it comes.
     asked = policy.left_out[:-1]
@@ -191,11 +198,9 @@ def test_step_rejection_goes_back_as_far_as_all_is_dead(student):
     """Each step has `patience` successors, and is given up after them: the draws of a tree of that
     width.
     """
-    changed = load_config(
-        overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"]
-    )
-    sampler = MethodContext(student, Judge(2, 0.0), changed)
-    sampler.policy = policy = Watched(0.0)
+    policy = Watched(0.0)
+    changes = ["search.verify.patience=2", "search.max_depth=9"]
+    sampler = sampler_of(student, Judge(2, 0.0), policy, *changes)
     run(lambda: run_method("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
     first, second, third = (policy.depths[depth] for depth in range(3))
     assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
@@ -206,9 +211,8 @@ def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
 ):
     """A depth limit is an end and no broken rule: the steps before it aren't given up one by
     one."""
-    changed = load_config(overrides=["student=embedded", "search.max_depth=5"])
-    sampler = MethodContext(student, Judge(99, 1.0), changed)
-    sampler.policy = policy = Watched(0.0)
+    policy = Watched(0.0)
+    sampler = sampler_of(student, Judge(99, 1.0), policy, "search.max_depth=5")
     run(lambda: run_method("step-rejection", sampler, TASKS[0].problem, 3, 1200))
     assert policy.depths[0] > 10
     assert all(policy.depths[depth] <= policy.depths[0] for depth in range(5))
@@ -217,9 +221,8 @@ def test_step_rejection_begins_anew_where_a_response_is_as_deep_as_one_may_be(
 def test_a_tree_votes_by_what_its_source_reads(student):
     """As majority does: "Paris" and "The Paris" are one answer of HotpotQA."""
     changes = ["search.verify.accept_above=0.5", "search.select=restart"]
-    changed = load_config(overrides=["student=embedded", *changes])
-    sampler = MethodContext(student, Judge(99, 0.01), changed)
-    sampler.policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))
+    policy = Lines(("#### Lyon",), ("#### Paris",), ("#### The Paris",))
+    sampler = sampler_of(student, Judge(99, 0.01), policy, *changes)
     problem = Problem("capital", "Which city?", "hotpotqa")
     found = run(lambda: run_method("mcts", sampler, problem, 0, 36))
     assert found.response in ("#### Paris", "#### The Paris")

@@ -187,10 +187,16 @@ def ended(token, reward):
     return Playout(Continuation(steps, True), "ended", RewardParts(reward))
 
 
-@pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
-def test_a_reward_outside_0_to_1_changes_nothing(reward):
+def begun():
+    """A search of five simulations, and its first leaf."""
     mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
     [leaf] = mcts.ask()
+    return mcts, leaf
+
+
+@pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
+def test_a_reward_outside_0_to_1_changes_nothing(reward):
+    mcts, leaf = begun()
     before = mcts.tree.to_dict()
     with pytest.raises(ValueError, match="outside"):
         mcts.tell(leaf, LeafEvaluation([ended(0, 0.5), ended(1, reward)]))
@@ -218,8 +224,7 @@ def test_broken_saved_trees_are_data_errors(column, value):
 def test_a_playout_is_mixed_with_the_leafs_value_from_the_leaf_on(
     estimate, weight, value, backed_up
 ):
-    mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
-    [leaf] = mcts.ask()
+    mcts, leaf = begun()
     told = {"estimate": estimate, "rollout_weight": weight, "value": value}
     mcts.tell(leaf, LeafEvaluation([ended(1, 1.0)], **told))
     assert mcts.tree.W[ROOT] == pytest.approx(backed_up) and mcts.tree.W[1] == 1.0
@@ -266,9 +271,8 @@ def test_golden_trees(select):
 
 
 def test_a_tree_of_depth_2000_is_searched_saved_and_read():
-    mcts = Mcts(Tree(), closed_rule(ucb1, 1.0), 5)
+    mcts, leaf = begun()
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
-    [leaf] = mcts.ask()
     mcts.tell(
         leaf, LeafEvaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))])
     )

@@ -10,7 +10,7 @@ import time
 from typing import ClassVar
 
 import pytest
-from scripted import call, write_calls
+from scripted import call, walk, write_calls
 from transformers.utils import get_json_schema
 
 from alphazero_llm_trainer.chat.tool_calls import FORMS, read_calls
@@ -165,15 +165,7 @@ def world_of(kind, tooling=TOOLING, **row):
 
 def play(kind, *turns, tooling=TOOLING, **row):
     """The place after turns in one line of acts."""
-
-    async def run():
-        async with Episodes(lambda: world_of(kind, tooling, **row)) as episodes:
-            place = await episodes.open()
-            for turn in turns:
-                place = await episodes.act(place, turn)
-            return place, episodes
-
-    return asyncio.run(run())
+    return walk(lambda: world_of(kind, tooling, **row), turns)
 
 
 def texts(place):
@@ -374,14 +366,7 @@ def test_a_reward_beyond_its_range_and_a_class_that_is_no_world():
 
 
 def episode(source, task, turns):
-    async def run():
-        async with Episodes(lambda: source.world(task, TOOLING)) as episodes:
-            place = await episodes.open()
-            for turn in turns:
-                place = await episodes.act(place, turn)
-            return place
-
-    return asyncio.run(run())
+    return walk(lambda: source.world(task, TOOLING), turns)[0]
 
 
 @pytest.mark.parametrize("source", [hidden.Hidden((1, 2)), calc.Calc((1, 4))])

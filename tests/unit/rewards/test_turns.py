@@ -23,7 +23,7 @@ from alphazero_llm_trainer.engine.protocol import Generated, Limits
 from alphazero_llm_trainer.engine.step_ends import step_ends
 from alphazero_llm_trainer.errors import ConfigError, RequestError
 from alphazero_llm_trainer.eval.attempt import MethodContext
-from alphazero_llm_trainer.eval.methods import run_method
+from alphazero_llm_trainer.eval.methods import ANSWERING, run_method
 from alphazero_llm_trainer.mcts.steps import end_verdict
 from alphazero_llm_trainer.policy.chat import Chat
 from alphazero_llm_trainer.problems.load import load_tasks, opening
@@ -98,6 +98,25 @@ def calc(level=2, wrong=0, *more, write=None, chats=False):
     return task, Scripted(tokenizer, config, script), config
 
 
+def policy_for(student, config):
+    return steps_for(student, config.search, [open_source(config)])
+
+
+async def play_once(policy, problem, tokens):
+    """An episode in one draw, what it cost, and how it ended."""
+    async with policy.episode(problem):
+        [made], cost = await policy.continuations(problem, (), 1, 0, Limits(12, tokens))
+        return made, cost, policy.ending(problem, text_of(made.steps))
+
+
+def answer(task, student, config, method, budget, verifier=None, seed=0):
+    """What a method answers; no stage is left open."""
+    context = MethodContext(student, verifier, config, tasks=[task])
+    made = run(lambda: run_method(method, context, task.problem, seed, budget))
+    assert not context.policy.stages
+    return made
+
+
 def write_hermes(said):
     return write_calls(said, FORMS["hermes"]).strip("\n")
 
@@ -128,17 +147,12 @@ def test_a_line_is_read_as_a_call():
 def test_an_episode_is_a_hand_made_one_token_by_token():
     task, student, config = calc()
     source = open_source(config)
-    policy = steps_for(student, config.search, [source])
+    policy = policy_for(student, config)
     policy.tasks[task.problem.id] = task
     lines = [write_line(turn) + "\n" for turn in source.turns(task)]
     results = [step.rpartition(" = ")[2] + "\n" for step in task.solution.split("\n")[:-1]]
 
-    async def play():
-        async with policy.episode(task.problem):
-            [made], cost = await policy.continuations(task.problem, (), 1, 0, Limits(12, 300))
-            return made, cost, policy.ending(task.problem, "".join(s.text for s in made.steps))
-
-    made, cost, ending = run(play)
+    made, cost, ending = run(lambda: play_once(policy, task.problem, 300))
     wanted = [text for pair in zip(lines, results, strict=False) for text in pair] + lines[-1:]
     encoded = [student.encode(text) for text in wanted]
     assert [*ids_of(made.steps)] == [token for ids in encoded for token in ids]
@@ -160,19 +174,14 @@ def test_a_chat_template_renders_what_is_given():
     """The whole token sequence is what the template writes of the whole chat."""
     task, student, config = calc(chats=True)
     source = open_source(config)
-    policy = steps_for(student, config.search, [source])
+    policy = policy_for(student, config)
     policy.tasks[task.problem.id] = task
 
     async def play():
         async with policy.episode(task.problem):
-            [made], _ = await policy.continuations(task.problem, (), 1, 0, Limits(12, 4000))
-            ending = policy.ending(task.problem, "".join(s.text for s in made.steps))
-            return (
-                made,
-                ending,
-                policy.prompt_ids(task.problem),
-                policy.stages[task.problem.id].chat.tools,
-            )
+            made, _, ending = await play_once(policy, task.problem, 4000)
+            stage = policy.stages[task.problem.id]
+            return made, ending, stage.prompt, stage.chat.tools
 
     made, ending, prompt, tools = run(play)
     assert made.ended and ending.reward == 1.0
@@ -195,32 +204,18 @@ def test_a_template_without_system_messages_has_it_in_the_first_question():
     task, student, config = calc(chats=True)
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     student.tokenizer.chat_template = refuse + student.tokenizer.chat_template
-    context = MethodContext(student, None, config, tasks=[task])
-    made = run(lambda: run_method("greedy", context, task.problem, 0, 4000))
+    made = answer(task, student, config, "greedy", 4000)
     assert made.ending.reward == 1.0
     asked = student.tokenizer.decode(student.requests[0].prompt_ids)
     assert f"{open_source(config).system_prompt}\n\n{task.problem.question}" in asked
 
 
-METHODS = [
-    "greedy",
-    "majority",
-    "best-of-n",
-    "adaptive-best-of-n",
-    "step-rejection",
-    "beam",
-    "mcts",
-]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANSWERING)
 def test_every_method_plays_worlds(method):
     task, student, config = calc()
-    context = MethodContext(student, Calculator(), config, tasks=[task])
-    made = run(lambda: run_method(method, context, task.problem, 3, 600))
+    made = answer(task, student, config, method, 600, Calculator(), seed=3)
     assert made.ending.reward == 1.0 and made.ending.turns == made.ending.calls + 1
     assert made.cost.given_tokens > 0 and made.tokens == made.cost.computed <= 600
-    assert not context.policy.stages
 
 
 @pytest.mark.parametrize(
@@ -233,8 +228,7 @@ def test_an_erroneous_turn_is_drawn_again(search):
     task, student, config = calc(2, 1, {"search": search})
     for method, reward in (("greedy", None), ("step-rejection", 1.0), ("mcts", 1.0)):
         student.draws = {}
-        context = MethodContext(student, Calculator(), config, tasks=[task])
-        made = run(lambda name=method, at=context: run_method(name, at, task.problem, 3, 900))
+        made = answer(task, student, config, method, 900, Calculator(), seed=3)
         got = None if made.ending is None or made.ending.errors else made.ending.reward
         assert got == reward and made.cost.tool_errors > 0
 
@@ -242,7 +236,7 @@ def test_an_erroneous_turn_is_drawn_again(search):
 @pytest.mark.parametrize("select", ["ucb1", "puct", "gumbel"])
 def test_a_plain_search_grows_a_tree_of_turns(select):
     task, student, config = calc(2, 1, {"search": {"select": select, "simulations": 6}})
-    policy = steps_for(student, config.search, [open_source(config)])
+    policy = policy_for(student, config)
     search = answer_search(student, config, policy=policy)
 
     async def play(tree=None):
@@ -263,7 +257,7 @@ def test_a_plain_search_grows_a_tree_of_turns(select):
 def test_a_response_beside_the_tree_tells_given_tokens_too():
     """Where the verifier passed no turn, one more chain is drawn, and its tree is read again."""
     task, student, config = calc(2, 2, {"search": {"simulations": 2, "select": "puct"}})
-    policy = steps_for(student, config.search, [open_source(config)])
+    policy = policy_for(student, config)
     search = answer_search(student, config, policy=policy, verifier=Calculator())
 
     async def play():
@@ -285,17 +279,11 @@ def test_a_response_beside_the_tree_tells_given_tokens_too():
 
 def test_what_does_not_fit_is_cut_and_paid_for():
     task, student, config = calc(2)
-    policy = steps_for(student, config.search, [open_source(config)])
-
-    async def play(tokens):
-        async with policy.episode(task.problem):
-            [made], cost = await policy.continuations(task.problem, (), 1, 0, Limits(12, tokens))
-            return made, cost
-
-    whole, _ = run(lambda: play(300))
+    policy = policy_for(student, config)
+    whole, *_ = run(lambda: play_once(policy, task.problem, 300))
     length = len(ids_of(whole.steps))
     for tokens in range(1, length):
-        made, cost = run(lambda tokens=tokens: play(tokens))
+        made, cost, _ = run(lambda tokens=tokens: play_once(policy, task.problem, tokens))
         assert not made.ended and cost.computed <= tokens
         # Half a line that states an answer.
         assert end_verdict(made, Limits(12, tokens)) == "length"
@@ -362,8 +350,7 @@ def play_own(kind, script):
     config = config_of("worlds")
     [task] = source.load("test", 1)
     student = Scripted(build_tokenizer(source), config, script)
-    context = MethodContext(student, None, config, tasks=[task])
-    return run(lambda: run_method("majority", context, task.problem, 0, 60)), context
+    return answer(task, student, config, "majority", 60)
 
 
 def look_once(text, number):
@@ -371,11 +358,11 @@ def look_once(text, number):
 
 
 def test_a_bad_world_ends_its_question_alone():
-    made, _ = play_own(Fine, look_once)
+    made = play_own(Fine, look_once)
     assert made.ending.reward == 1.0 and made.ending.calls == 1
     for kind, said in ((Dies, "the world died"), (Unopened, "didn't open")):
-        made, context = play_own(kind, look_once)
-        assert made.response is None and said in made.refusal and not context.policy.stages
+        made = play_own(kind, look_once)
+        assert made.response is None and said in made.refusal
     with pytest.raises(ConfigError, match="tool `look` answers differently"):
         play_own(Clock, look_once)
 
@@ -391,8 +378,7 @@ def test_a_game_that_ran_out_of_flips_is_no_answer(method):
 
     student = Scripted(qwen_tokenizer(), config, script)
     verifier = None if method == "majority" else Calculator()
-    context = MethodContext(student, verifier, config, tasks=[task])
-    made = run(lambda: run_method(method, context, task.problem, 0, 500))
+    made = answer(task, student, config, method, 500, verifier)
     assert made.ending.reward == 1.0 and made.ending.turns == 1
 
 
@@ -407,7 +393,7 @@ def test_turns_that_read_alike_and_end_differently_are_refused():
         return "3" if "assistant\n2\n9" in text else "9\n3"
 
     student = Scripted(qwen_tokenizer(), config, script)
-    policy = steps_for(student, config.search, [open_source(config)])
+    policy = policy_for(student, config)
 
     async def play(n):
         async with policy.episode(problem):
@@ -436,8 +422,7 @@ def test_a_class_of_ones_own_is_played_and_serving_refuses_it():
     tokenizer = qwen_tokenizer()
     tokenizer.chat_template = None
     student = Scripted(tokenizer, config, script)
-    context = MethodContext(student, None, config, tasks=[task])
-    made = run(lambda: run_method("greedy", context, task.problem, 0, 400))
+    made = answer(task, student, config, "greedy", 400)
     assert made.ending == Ending("Found.", 1.0, 4, 3, 0)
     with pytest.raises(ConfigError, match="serve plays none"):
         with_worlds(config, "serve")

@@ -308,10 +308,9 @@ def test_what_a_world_answered_is_a_message_without_a_mask(tmp_path):
     ]
     assert [n.get("parent") for n in nodes] == [None, 0, 1, 2]
     assert [n.get("advantages") for n in nodes] == [None, [1.0, 2.0], None, [5.0]]
-    with pytest.raises(DataError, match="turns of a world"):
-        [*export_module.tree_rows("sft", [(record, tree)], False)]
-    with pytest.raises(DataError, match="turns of a world"):
-        [*export_module.tree_rows("preferences", [(record, tree)], False)]
+    for kind in ("sft", "preferences"):
+        with pytest.raises(DataError, match="turns of a world"):
+            [*export_module.tree_rows(kind, [(record, tree)], False)]
     write_jsonl(tmp_path / "journal.jsonl", [record | {"split": "train", "tree": tree.to_dict()}])
     assert main(f"export {tmp_path} --kind all --out {tmp_path / 'all'}".split()) == 2
     assert not [*tmp_path.glob("all/*")]
