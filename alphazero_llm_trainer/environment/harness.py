@@ -99,10 +99,11 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             sent.append({"role": "user", "content": prompt})
         else:
             sent += [message.model_dump(exclude_none=True) for message in prompt or ()]
+        answered = vf.ProgramResult(exit_code=0, stdout="", stderr="")
         if ctx.model == EMBEDDED_MODEL and shared_student().room(data.prompt_text) <= 0:
             # An empty response: it scores 0 and is counted, as in every evaluation.
             trace.info["skipped"] = TOO_LONG
-            return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+            return answered
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             chat = ChatCalls(session, endpoint, secret, ctx.model)
@@ -122,7 +123,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                     )
             except AlphaZeroError as error:
                 return vf.ProgramResult(exit_code=PROGRAM_FAILED, stdout="", stderr=str(error))
-        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+        return answered
 
     async def _search_question(
         self, chat: ChatCalls, opening: list[JsonObject], problem: Problem
