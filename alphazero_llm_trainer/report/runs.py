@@ -59,6 +59,13 @@ class FinishedRun:
         config = {key: value for key, value in self.card["config"].items() if key != "models"}
         return {key: value for key, value in flatten_keys(config) if key not in ELSEWHERE}
 
+    def describe(self, keys: Iterable[str]) -> str:
+        """What the run has for these keys, in words."""
+        held = {key: self.settings.get(key) for key in keys}
+        return ", ".join(
+            f"{key}={'default' if value is None else value}" for key, value in held.items()
+        )
+
     @property
     def results(self) -> list[Any]:
         """What became of each held-out problem: right or wrong, or the user's own reward (None
@@ -192,11 +199,8 @@ class RunTable(Tabled):
     @property
     def records(self) -> list[JsonObject]:
         """One a run; `setting` has what differs between them."""
-        names = differing_keys(self.runs)
-        return [
-            run.record(", ".join(f"{key}={run.settings.get(key)}" for key in names[:3]))
-            for run in self.runs
-        ]
+        keys = differing_keys(self.runs)
+        return [run.record(run.describe(keys[:3])) for run in self.runs]
 
     @property
     def chart(self) -> Chart:
@@ -275,7 +279,7 @@ def compare_runs(first: Sequence[Path], second: Sequence[Path]) -> Comparison:
     keys = sorted(
         differing_keys([side[0] for side in sides]), key=lambda key: key != "train.method"
     )
-    names = [", ".join(f"{key}={side[0].settings.get(key)}" for key in keys[:4]) for side in sides]
+    names = [side[0].describe(keys[:4]) for side in sides]
     # A problem whose reward failed in one run is left out of all.
     columns_of = zip(runs[0].card["after"]["groups"], *(run.results for run in runs), strict=True)
     kept = [column for column in columns_of if None not in column]
