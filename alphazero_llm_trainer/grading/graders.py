@@ -104,7 +104,7 @@ class Grade:
 
 
 # Finds the answer in a response; True: one that is marked alone.
-Read = Callable[[str, bool], str | None]
+ReadAnswer = Callable[[str, bool], str | None]
 
 
 class Grader:
@@ -122,7 +122,7 @@ class Grader:
         return self.find(response, strict=strict)
 
     def grade_many(
-        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: ReadAnswer | None = None
     ) -> list[Grade]:
         """The grades of (response, gold) pairs. `strict` as in `final_answer`; `read` finds the
         answers in its place."""
@@ -166,7 +166,7 @@ class MathGrader(Grader):
     find = staticmethod(partial(answers.extract, words=True))
 
     def grade_many(
-        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: ReadAnswer | None = None
     ) -> list[Grade]:
         """The grades of (response, gold) pairs. Math-verify gets all pairs in one batch."""
         read = read or self.final_answer
@@ -282,7 +282,7 @@ class MixedGrader(Grader):
     waits = True
 
     def grade_many(
-        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: Read | None = None
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, read: ReadAnswer | None = None
     ) -> list[Grade]:
         """The grades of (response, gold) pairs."""
         kinds = [kind_of(gold) for _, gold in pairs]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..types import STUDENT, Logprobs, TokenIds
 
 T = TypeVar("T")
-TokenNumbers = tuple[float, ...]  # of a response's tokens `[T]`
+PerToken = tuple[float, ...]  # of a response's tokens `[T]`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class TrainRow:
     prompt_ids: TokenIds
     completion_ids: TokenIds
     old_logprobs: Logprobs = ()
-    advantages: TokenNumbers = ()
+    advantages: PerToken = ()
     kind: str = "policy"
     reward: float = 0.0
     source: str = STUDENT
-    targets: TokenNumbers = ()
-    value_weights: TokenNumbers = ()
+    targets: PerToken = ()
+    value_weights: PerToken = ()
     index: int = field(default=0, compare=False)
-    weights: TokenNumbers = ()
-    pi: TokenNumbers = ()
-    draws: TokenNumbers = ()
+    weights: PerToken = ()
+    pi: PerToken = ()
+    draws: PerToken = ()
     mask: tuple[bool, ...] = ()
 
     def own(self, numbers: Sequence[T]) -> list[T]:

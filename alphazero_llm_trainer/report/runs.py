@@ -176,7 +176,7 @@ class Comparison(Tabled):
             f"{name}: {setting.partition(',')[0]}": mean_curve(runs)
             for name, setting, runs in zip("AB", self.names, self.settings, strict=True)
         }
-        return line_chart(title_of(self.settings[0]), curves, X)
+        return line_chart(curve_title(self.settings[0]), curves, X)
 
     def __repr__(self) -> str:
         table = table_of(show_records(self.records))
@@ -206,7 +206,7 @@ class RunTable(Tabled):
     def chart(self) -> Chart:
         """Each run's validation curve."""
         curves = {str(run.folder): validation_points(run.card, run.metrics) for run in self.runs}
-        return line_chart(title_of(self.runs), curves, X, UNIT)
+        return line_chart(curve_title(self.runs), curves, X, UNIT)
 
     @property
     def gain(self) -> Interval | None:
@@ -218,22 +218,22 @@ class RunTable(Tabled):
         return bootstrap_over_seeds(after, before, groups=self.runs[0].card["after"]["groups"])
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The gain over seeds in words; "" where there is none."""
         gain = None if len(self.runs) < 2 else self.gain
         return "" if gain is None else f"gain over {len(self.runs)} seeds: {gain:+}"
 
     def __repr__(self) -> str:
         table = align_columns(table_of(show_records(self.records)), left=3)
-        return "\n".join(filter(None, (table, self.said)))
+        return "\n".join(filter(None, (table, self.sentence)))
 
     def write(self, out: Path) -> Path:
         """Write `report.html` into `out`."""
-        bars = f"{self.said} Bars are 95% intervals."
+        bars = f"{self.sentence} Bars are 95% intervals."
         return write_curves(out, f"{len(self.runs)} runs", self, bars)
 
 
-def title_of(runs: Sequence[FinishedRun]) -> str:
+def curve_title(runs: Sequence[FinishedRun]) -> str:
     """What the validation curves of runs show."""
     return f"Validation {run_measures(runs[0].card)[0]}"
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import StatePairs
-from ..learning.train_row import TokenNumbers, TrainRow
+from ..learning.train_row import PerToken, TrainRow
 from ..policy.states import States
 from ..policy.student import Student
 from ..problems.load import check_tokens, check_train_split
@@ -230,8 +230,8 @@ def state_rows(example: Example) -> tuple[list[TrainRow], dict[StateIds, tuple[i
 def state_row(
     example: Example,
     ids: StateIds,
-    targets: TokenNumbers = (),
-    weights: TokenNumbers = (),
+    targets: PerToken = (),
+    weights: PerToken = (),
 ) -> TrainRow:
     """The state after `ids` as a row; see `state_rows`."""
     prompt = example.prompt_ids
