@@ -82,7 +82,7 @@ class Answerer:
         due: float | None,
         tell: Tell,
         name: str,
-        grown: Callable[[Tree], None],
+        grown: Callable[[Tree], None] = lambda tree: None,
     ) -> AnswerOutcome:
         """A choice, whose text goes to `tell` as it comes: piece by piece of a sample, at once of a
         search, whose tree goes to `grown` while it grows.
