@@ -39,7 +39,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     parts = folder_parts(folder)
     if not parts:
         fix = near_folder(folder, "name a folder that a command wrote")
-        raise DataError(f"{folder} has none of {', '.join(PAGE_PARTS)}: {fix}")
+        lacks = f"has none of {', '.join(PAGE_PARTS)}" if folder.is_dir() else "is no folder"
+        raise DataError(f"{folder} {lacks}: {fix}")
     journal, trees = folder / JOURNAL, ""
     if journal.is_file():
         make_folder(out)
