@@ -30,14 +30,12 @@ def needs_training(error: ModuleNotFoundError) -> str | None:
 def suggest_nearest(
     word: str, known: Collection[str], otherwise: str = "", part: Callable[[str], str] = str
 ) -> str:
-    """`did you mean X?` for what of `known` `word` begins with, or is spelt most like; `otherwise`
-    where nothing is. `part` gives what of a name is compared.
+    """`did you mean X?` for what of `known` is spelt most like `word`; `otherwise` where nothing
+    is. `part` gives what of a name is compared.
     """
-    names, meant = [*map(part, known)], part(word)
-    near = [name for name in names if len(name) > 3 and meant.startswith(name)]
-    near = near or difflib.get_close_matches(meant, names, n=1, cutoff=0.75)
-    said = " or ".join(name for name in known if part(name) in near)
-    return f"did you mean {said}?" if said else otherwise
+    near = difflib.get_close_matches(part(word), map(part, known), n=1, cutoff=0.75)
+    meant = " or ".join(name for name in known if part(name) in near)
+    return f"did you mean {meant}?" if meant else otherwise
 
 
 def first_line(error: BaseException) -> str:
