@@ -229,8 +229,9 @@ class RunTable(Tabled):
 
     def write(self, out: Path) -> Path:
         """Write `report.html` into `out`."""
-        bars = f"{self.sentence} Bars are 95% intervals."
-        return write_curves(out, f"{len(self.runs)} runs", self, bars)
+        bars = "Bars are 95% intervals."
+        said = f"{self.sentence}. {bars}" if self.sentence else bars
+        return write_curves(out, f"{len(self.runs)} runs", self, said)
 
 
 def curve_title(runs: Sequence[FinishedRun]) -> str:

@@ -493,7 +493,7 @@ def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypa
     agree(run, copy, best.relative_to(copy))
 
 
-STUDY = ["train", "-q", *SMALL, *"--use-rft --num-examples 8 --seeds 2 --out".split()]
+STUDY = ["train", *SMALL, *"--use-rft --num-examples 8 --tokens 9999 --seeds 2 --out".split()]
 
 
 @pytest.mark.slow
@@ -527,7 +527,9 @@ def test_seeds_train_beside_each_other_stop_and_go_on(tmp_path, capsys):
     cards = [read_json(tmp_path / f"seed-{seed}" / "run-001" / "run.json") for seed in (7, 8)]
     assert [row["seed"] for row in rows] == [card["seed"] for card in cards] == [7, 8]
     assert [row["gain"] for row in rows] == [card["gain"]["value"] for card in cards]
-    assert "seed-8" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "seed-8" in page and "gain over 2 seeds" in page
+    assert "of 9,999 sampled tokens" in (tmp_path / "seed-8" / "train.log").read_text()
 
 
 def test_seeds_that_cannot_be_trained_are_refused(tmp_path, capsys):

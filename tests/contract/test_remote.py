@@ -207,7 +207,7 @@ NONSENSE = {
     "no end of it": ([chunk("x" * 64)] * 100, "ignores the limit"),
     "more than was asked for": (
         [chunk("7"), chunk(finish="stop", usage={**USAGE, "completion_tokens": 500})],
-        "sampled 500 tokens where max_tokens was 40",
+        "sampled 500 tokens where max_tokens was 40: it ignores the limit, or searches",
     ),
     "nothing to count by": ([chunk(delta={"content": "7"}), *END], "no token can be counted"),
 }
